@@ -1,0 +1,55 @@
+# Everything a newcomer or a CI machine needs: Python 3.11 or newer, make and a package index.
+#
+#   make demo      train the tutorial CNN on MNIST and compare with plain Keras
+#   make test      the fast tests        make test-all   all of them
+#   make check     lint, format, types   make bench      the benchmarks
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all check bench clean
+
+help:
+	@sed -n '1,/^$$/s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
+
+# pip is what a venv gets last, so a venv without it is an unfinished one.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"OpenIPU needs Python 3.11 or newer, {v[0]}.{v[1]} was found. Run: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -m venv $(VENV)
+
+# Two stamps, because the development tools bring PyTorch and TensorFlow, which a newcomer's first run does not need.
+$(VENV)/.runtime: pyproject.toml | $(BIN)/pip
+	@echo 'Installing OpenIPU with Keras and JAX into $(VENV), this takes a minute ...'
+	@$(PIP) install --quiet --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/pip
+	@echo 'Installing OpenIPU and its development tools into $(VENV), this takes a few minutes ...'
+	@$(PIP) install --quiet --editable '.[dev]'
+	@touch $(VENV)/.runtime $@
+
+setup: $(VENV)/.dev
+
+demo: $(VENV)/.runtime
+	@$(BIN)/openipu mnist
+
+test: setup
+	$(BIN)/python -m pytest -n 2
+
+test-all: setup
+	$(BIN)/python -m pytest -n 2 -m ""
+
+check: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

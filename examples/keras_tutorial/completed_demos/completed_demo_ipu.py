@@ -1,0 +1,75 @@
+"""The tutorial CNN with OpenIPU on one device; the changes from demo.py are marked with numbers.
+
+Run it with `python examples/keras_tutorial/completed_demos/completed_demo_ipu.py`.
+"""
+
+import argparse
+
+import openipu as ipu  # 1. the ipu namespace, imported before Keras
+
+import keras
+import numpy as np
+
+NUM_CLASSES = 10
+INPUT_SHAPE = (28, 28, 1)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description="The tutorial CNN on one device with OpenIPU")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--samples", type=int, help="use only so many training images")
+    parser.add_argument("--test-samples", type=int, help="use only so many test images")
+    return parser.parse_args()
+
+
+def prepare_data(args):
+    """Images from 0 to 1 with an axis for the (single) channel; labels as one-hot rows; whole batches only."""
+    mnist = ipu.datasets.mnist(args.samples, args.test_samples)
+
+    def prepare(images, labels):
+        # 2. Whole batches only, as in the tutorial. (OpenIPU also takes the rest: it pads and masks a partial batch.)
+        images, labels = ipu.data.trim(images, labels, batch_size=args.batch_size)
+        return np.expand_dims(images / np.float32(255), -1), keras.utils.to_categorical(labels, NUM_CLASSES)
+
+    return prepare(mnist.x_train, mnist.y_train), prepare(mnist.x_test, mnist.y_test)
+
+
+def model_fn():
+    inputs = keras.Input(shape=INPUT_SHAPE)
+    x = keras.layers.Conv2D(32, kernel_size=(3, 3), activation="relu")(inputs)
+    x = keras.layers.MaxPooling2D(pool_size=(2, 2))(x)
+    x = keras.layers.Conv2D(64, kernel_size=(3, 3), activation="relu")(x)
+    x = keras.layers.MaxPooling2D(pool_size=(2, 2))(x)
+    x = keras.layers.Flatten()(x)
+    x = keras.layers.Dropout(0.5)(x)
+    outputs = keras.layers.Dense(NUM_CLASSES, activation="softmax")(x)
+    return inputs, outputs
+
+
+def main():
+    args = parse_arguments()
+    (x_train, y_train), (x_test, y_test) = prepare_data(args)
+
+    # 3. Select one device.
+    cfg = ipu.config.IPUConfig()
+    cfg.auto_select_ipus = 1
+    cfg.configure_ipu_system()
+
+    # 4. What is made inside the scope of the strategy runs on that device.
+    strategy = ipu.ipu_strategy.IPUStrategy()
+    with strategy.scope():
+        model = keras.Model(*model_fn())
+        model.compile("sgd", "categorical_crossentropy", metrics=["accuracy"])
+        model.summary()
+
+        print("\nTraining")
+        model.fit(x_train, y_train, epochs=args.epochs, batch_size=args.batch_size, verbose=2)
+
+        print("\nEvaluation")
+        result = model.evaluate(x_test, y_test, batch_size=args.batch_size, verbose=0, return_dict=True)
+        print(f"Test accuracy: {result['accuracy']:.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Keras models the IPU way: whole training loops compiled into one program, on the hardware you have.
+
+>>> import openipu as ipu
+
+puts Keras on its JAX backend and gives the `ipu` namespace. Import it before Keras. Nothing heavy is loaded until a
+submodule is used, so the import itself takes milliseconds.
+"""
+
+import importlib
+import os
+import sys
+import warnings
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from openipu import config, data, datasets, ipu_strategy, keras
+
+__version__ = "0.1.0"
+__all__ = ["config", "data", "datasets", "ipu_strategy", "keras"]
+
+
+def _use_jax_backend() -> None:
+    """Make Keras run on JAX, or say why it cannot."""
+    loaded = sys.modules.get("keras")
+    if loaded is not None:
+        backend = loaded.config.backend()
+        if backend != "jax":
+            raise ImportError(
+                f"OpenIPU runs Keras on JAX, but Keras is already loaded on its {backend!r} backend. "
+                "Put `import openipu` above the first import of keras or tensorflow (importing TensorFlow loads "
+                "Keras), or set the environment variable KERAS_BACKEND=jax."
+            )
+        return
+    asked = os.environ.get("KERAS_BACKEND")
+    if asked not in (None, "", "jax"):
+        # Overridden rather than refused: the variable usually comes from a shell profile and was not meant for this
+        # script, which cannot run on any other backend anyway. The warning keeps the change from being silent.
+        warnings.warn(
+            f"KERAS_BACKEND={asked} is replaced by KERAS_BACKEND=jax in this process, because OpenIPU runs Keras on "
+            "JAX. Set KERAS_BACKEND=jax to silence this warning.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    os.environ["KERAS_BACKEND"] = "jax"
+
+
+_use_jax_backend()
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Load a public submodule when it is first used."""
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List the public names, whether loaded yet or not."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,50 @@
+"""The `openipu` command. Keras and JAX are loaded inside the commands, so that `--help` answers at once."""
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="openipu",
+    help="Keras models the IPU way: whole training loops compiled into one program.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+
+
+# The functions have other names than the commands, which are the names of the modules that do the work.
+@app.command("mnist")
+def train_mnist(
+    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Times to go through the training images.")] = 3,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Images of one micro-batch.")] = 64,
+    steps_per_execution: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Steps of one compiled program.", show_default="one epoch")
+    ] = None,
+    ipus: Annotated[int, typer.Option(min=1, metavar="N", help="Devices to train on; each holds one replica.")] = 1,
+    compare: Annotated[bool, typer.Option(help="Measure plain Keras on this machine too.")] = True,
+    samples: Annotated[
+        int | None, typer.Option(min=1, max=60_000, metavar="N", help="Use only so many images.", show_default="all")
+    ] = None,
+) -> None:
+    """Train the tutorial CNN on MNIST and compare its speed with plain Keras."""
+    from rich.console import Console
+
+    console = Console()
+    with console.status("Loading Keras and JAX ..."):
+        from openipu.cli import mnist as command
+    options = command.Options(epochs, batch_size, steps_per_execution, ipus, compare, samples)
+    try:
+        command.run(options, console)
+    except ValueError as error:
+        # What a user did wrong: the message has the numbers and the remedy, a traceback would hide it.
+        Console(stderr=True).print(f"[bold red]Error:[/] {error}", highlight=False)
+        raise typer.Exit(2) from error
+
+
+@app.command("info")
+def show_info() -> None:
+    """Show versions, devices, options and folders: what a bug report needs."""
+    from openipu.cli import info as command
+
+    command.run()

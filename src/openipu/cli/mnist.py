@@ -1,0 +1,182 @@
+"""`openipu mnist`: train the tutorial CNN on replicas, report every epoch, compare with plain Keras."""
+
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any, Final
+
+import openipu as ipu
+from openipu.datasets import Dataset, StandInDataWarning
+
+import keras
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+_COMPARED_STEPS: Final = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line asks for; `None` means one epoch per execution, and all samples."""
+
+    epochs: int
+    batch_size: int
+    steps_per_execution: int | None
+    ipus: int
+    compare: bool
+    samples: int | None
+
+
+def run(options: Options, console: Console) -> None:
+    """Train, evaluate, compare; everything a person wants to see goes to the console."""
+    with warnings.catch_warnings():
+        # The line that the stand-in prints on stderr is enough here.
+        warnings.simplefilter("ignore", StandInDataWarning)
+        loaded = ipu.datasets.mnist(options.samples, options.samples and min(options.samples, 10_000))
+    (x_train, y_train), (x_test, y_test) = prepare(loaded)
+    steps = -(-len(x_train) // options.batch_size)
+    per_execution = options.steps_per_execution or -(-steps // options.ipus)
+
+    strategy = configure(options.ipus)
+    with strategy.scope():
+        model = tutorial_cnn()
+        model.compile("sgd", "categorical_crossentropy", metrics=["accuracy"], steps_per_execution=per_execution)
+    console.print(
+        f"[bold]OpenIPU {ipu.__version__}[/]: the tutorial CNN on {describe(loaded)}, {options.ipus} device(s), "
+        f"micro-batch {options.batch_size}, {steps} steps per epoch, {per_execution} steps per execution",
+        highlight=False,
+        soft_wrap=True,
+    )
+    ours = fit_with_progress(model, x_train, y_train, steps, options, console)
+    result = model.evaluate(x_test, y_test, batch_size=options.batch_size, verbose=0, return_dict=True)
+    console.print(
+        f"[bold]test[/]   loss {result['loss']:.4f}  accuracy [bold green]{result['accuracy']:.4f}[/]", highlight=False
+    )
+    if options.compare:
+        compare(ours, x_train, y_train, options, console)
+
+
+def prepare(loaded: Dataset) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Images from 0 to 1 with a channel axis, labels one-hot."""
+
+    def pair(x: Any, y: Any) -> tuple[Any, Any]:
+        return (x / np.float32(255))[..., None], np.eye(10, dtype=np.float32)[y]
+
+    return pair(loaded.x_train, loaded.y_train), pair(loaded.x_test, loaded.y_test)
+
+
+def configure(devices: int) -> Any:
+    """A strategy over so many devices."""
+    cfg = ipu.config.IPUConfig()
+    cfg.auto_select_ipus = devices
+    cfg.configure_ipu_system()
+    return ipu.ipu_strategy.IPUStrategy()
+
+
+def tutorial_cnn() -> keras.Model:
+    """Two convolutions with pooling, dropout, one dense layer."""
+    inputs = keras.Input((28, 28, 1))
+    x = keras.layers.Conv2D(32, 3, activation="relu")(inputs)
+    x = keras.layers.MaxPooling2D(2)(x)
+    x = keras.layers.Conv2D(64, 3, activation="relu")(x)
+    x = keras.layers.MaxPooling2D(2)(x)
+    x = keras.layers.Flatten()(x)
+    x = keras.layers.Dropout(0.5)(x)
+    return keras.Model(inputs, keras.layers.Dense(10, activation="softmax")(x))
+
+
+def describe(loaded: Dataset) -> str:
+    """How many images of what; stand-in data is never called MNIST without saying so."""
+    kind = "[bold yellow]stand-in digits, not MNIST[/]" if loaded.source == "stand-in" else "MNIST"
+    return f"{len(loaded.x_train)} images of {kind}"
+
+
+class EpochTimes(keras.callbacks.Callback):
+    """The seconds of every epoch, measured in the same way for both contestants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+        self._start = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Start the clock."""
+        del epoch, logs
+        self._start = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Stop the clock, once the logs are on the host: then the epoch's work is done, not only under way."""
+        del epoch
+        for value in (logs or {}).values():
+            float(value)
+        self.seconds.append(time.perf_counter() - self._start)
+
+
+class EpochReport(EpochTimes):
+    """A progress bar, and one line for every epoch."""
+
+    def __init__(self, progress: Progress, steps: int, epochs: int) -> None:
+        super().__init__()
+        self._progress, self._steps, self._epochs = progress, steps, epochs
+        self._task = progress.add_task("compiling", total=steps * epochs)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Move the bar; called once for every execution."""
+        del logs
+        done = len(self.seconds) * self._steps + batch + 1
+        self._progress.update(self._task, completed=done, description="training")
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Print the epoch's line."""
+        super().on_epoch_end(epoch, logs)
+        logs = logs or {}
+        each = self.seconds[-1] / self._steps * 1e6
+        self._progress.console.print(
+            f"[bold]epoch {epoch + 1}/{self._epochs}[/]  loss {logs['loss']:.4f}  accuracy {logs['accuracy']:.4f}  "
+            f"{each:,.0f} µs/step{'  (compiling included)' if epoch == 0 else ''}",
+            highlight=False,
+        )
+
+
+def fit_with_progress(model: keras.Model, x: Any, y: Any, steps: int, options: Options, console: Console) -> EpochTimes:
+    """Train and show how far it is; the result holds the times of the epochs."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        report = EpochReport(progress, steps, options.epochs)
+        model.fit(x, y, epochs=options.epochs, batch_size=options.batch_size, verbose=0, callbacks=[report])
+    return report
+
+
+def compare(ours: EpochTimes, x: Any, y: Any, options: Options, console: Console) -> None:
+    """Print one line: microseconds per step here and with plain Keras, in both cases without compiling."""
+    if options.epochs == 1:
+        console.print("No comparison: the only epoch includes compiling. Use --epochs 2 or more.")
+        return
+    rows = min(len(x), _COMPARED_STEPS * options.batch_size)
+    with console.status("Measuring plain Keras ..."):
+        model = tutorial_cnn()
+        model.compile("sgd", "categorical_crossentropy", metrics=["accuracy"])
+        plain = EpochTimes()
+        model.fit(x[:rows], y[:rows], epochs=3, batch_size=options.batch_size, verbose=0, callbacks=[plain])
+    our_step = min(ours.seconds[1:]) / -(-len(x) // options.batch_size) * 1e6
+    plain_step = min(plain.seconds[1:]) / -(-rows // options.batch_size) * 1e6
+    console.print(
+        f"[bold]speed[/]  OpenIPU {our_step:,.0f} µs/step, plain Keras on JAX {plain_step:,.0f} µs/step: "
+        f"[bold]{verdict(plain_step / our_step)}[/]",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def verdict(ratio: float) -> str:
+    """The speed-up in words, also when it is none."""
+    if 0.95 < ratio < 1.05:
+        return "the same speed"
+    return f"{ratio:.1f} times faster" if ratio > 1 else f"{1 / ratio:.1f} times slower"

@@ -1,0 +1,73 @@
+"""The values that options of IPUConfig choose from."""
+
+from enum import Enum
+
+
+class DeviceConnectionType(Enum):
+    """When the devices are attached.
+
+    ALWAYS: by `configure_ipu_system`, so that a missing device is reported there.
+    ON_DEMAND: when a program first needs them.
+    PRE_COMPILE: programs are compiled into the executable cache and not run; their results are zeros.
+    NEVER: programs are compiled and never run.
+    """
+
+    ALWAYS = 0
+    ON_DEMAND = 1
+    PRE_COMPILE = 2
+    NEVER = 3
+
+
+class SelectionOrder(Enum):
+    """The order in which the chosen devices are laid out, as if they stood in two columns: 0 and 1, 2 and 3, ...
+
+    AUTO: left to OpenIPU, which takes ZIGZAG.
+    ZIGZAG: row by row, as XLA numbers them: 0, 1, 2, 3, 4, 5, 6, 7.
+    SNAKE: row by row, turning back at each end, so that successive devices are neighbours: 0, 1, 3, 2, 4, 5, 7, 6.
+    HOOF: up one column and down the other, so that first and last are neighbours too: 0, 2, 4, 6, 7, 5, 3, 1.
+    """
+
+    AUTO = 0
+    ZIGZAG = 1
+    SNAKE = 2
+    HOOF = 3
+
+
+class StochasticRoundingBehaviour(Enum):
+    """Where float16 results are rounded up or down at random instead of to the nearest."""
+
+    OFF = 0
+    ON = 1
+    REPLICA_IDENTICAL_ONLY = 2
+
+    @classmethod
+    def from_bool(cls, value: bool) -> "StochasticRoundingBehaviour":
+        """Give ON for True and OFF for False."""
+        return cls.ON if value else cls.OFF
+
+
+class MergeRemoteBuffersBehaviour(Enum):
+    """Whether buffers of the same shape in the memory beside the device become one."""
+
+    NO_MERGING = 0
+    MERGE = 1
+    IF_BENEFICIAL = 2
+
+
+class SchedulingAlgorithm(Enum):
+    """How the compiler orders the operations of a program."""
+
+    CHOOSE_BEST = 0
+    CLUSTERING = 1
+    POST_ORDER = 2
+    LOOK_AHEAD = 3
+    SHORTEST_PATH = 4
+
+
+class ExecutionProfileType(Enum):
+    """How finely a run is profiled. No option uses it; scripts written for older releases import it."""
+
+    NO_PROFILE = 0
+    DEVICE_PROFILE = 1
+    IPU_PROFILE = 2
+    TILE_PROFILE = 3

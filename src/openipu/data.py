@@ -1,0 +1,212 @@
+"""Three ways to bring arrays to whole batches: `trim` drops the rest, `repeat` loops for ever, `pad` adds zeros.
+
+OpenIPU's own `fit`, `evaluate` and `predict` take data of any length: a last partial batch is padded and masked for
+you. These functions are for code that was written for static shapes, and for data that is looped.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, overload
+
+import numpy as np
+
+T = TypeVar("T")
+
+
+def make_divisible(number: int, divisor: int) -> int:
+    """Give the largest multiple of `divisor` that is not larger than `number`.
+
+    >>> make_divisible(60000, 64)
+    59968
+    """
+    number, divisor = _integer("number", number), _integer("divisor", divisor)
+    if number < 0:
+        raise ValueError(f"number must not be negative. Received: number={number}")
+    if divisor < 1:
+        raise ValueError(f"divisor must be at least 1. Received: divisor={divisor}")
+    return number - number % divisor
+
+
+@overload
+def trim(data: T, /, *, batch_size: int, multiple: int = ...) -> T: ...
+@overload
+def trim(*data: Any, batch_size: int, multiple: int = ...) -> tuple[Any, ...]: ...
+def trim(*data: Any, batch_size: int, multiple: int = 1) -> Any:
+    """Give the same arrays without the rows that do not fill a whole batch.
+
+    >>> x_train, y_train = trim(x_train, y_train, batch_size=64)
+
+    Args:
+        data: arrays, or tuples, lists and dicts of arrays (nested as you like), all with the same number of rows. The
+            result has the same structure; its arrays are views, nothing is copied.
+        batch_size: rows of one micro-batch.
+        multiple: micro-batches that belong together, for example replicas x gradient-accumulation count.
+    """
+    rows = _rows(data)
+    group = _positive("batch_size", batch_size) * _positive("multiple", multiple)
+    keep = make_divisible(rows, group)
+    if keep == 0:
+        raise ValueError(
+            f"{rows} rows are fewer than one group of {batch_size=} x {multiple=} = {group} rows, so nothing would be "
+            "left. Use a smaller batch_size or multiple, or fill the rows up with openipu.data.pad."
+        )
+    trimmed = _map(lambda array: array[:keep], data)
+    return trimmed[0] if len(data) == 1 else trimmed
+
+
+def repeat(*data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> Any:
+    """Give an endless `keras.utils.PyDataset` that loops over the rows in batches of exactly `batch_size`.
+
+    No row is lost: a batch that reaches the end goes on at the beginning, so every loop delivers every row once. With
+    `shuffle` each loop has an order of its own, the same in every run with the same `seed`.
+
+    Tell Keras how long an epoch is, and that the order is decided here (an epoch goes on where the last one stopped;
+    a new `fit` starts at the first batch again):
+
+    >>> batches = repeat(x_train, y_train, batch_size=32, shuffle=True)
+    >>> model.fit(batches, steps_per_epoch=2000, epochs=4, shuffle=False)
+
+    Args:
+        data: `x`, or `x, y`, or `x, y, sample_weight`; each an array or tuples, lists and dicts of arrays.
+        batch_size: rows of one batch.
+        shuffle: draw a new order for every loop.
+        seed: which orders are drawn.
+    """
+    rows = _rows(data)
+    batch_size = _positive("batch_size", batch_size)
+    if len(data) > 3:
+        raise ValueError(
+            f"Expected x, y and sample_weight at most. Received: {len(data)} structures. "
+            "Put several inputs into one tuple or dict."
+        )
+    if rows == 0:
+        raise ValueError("The arrays have 0 rows, so there is nothing to repeat. Pass at least one row.")
+    return _looped_class()(data, rows, batch_size, _integer("seed", seed) if shuffle else None)
+
+
+def pad(x: Any, y: Any = None, *, batch_size: int, sample_weight: Any = None) -> tuple[Any, Any, Any]:
+    """Give `(x, y, sample_weight)` filled up with rows of zeros to a whole number of batches.
+
+    `sample_weight` is 1 for real rows (or what you passed for them) and 0 for the added ones, so that these take no
+    part in the weighted loss and weighted metrics. Keras still divides a batch's loss by all of its rows, the added
+    ones included, and `metrics=` (unlike `weighted_metrics=`) ignores weights.
+
+    >>> x, y, sample_weight = pad(x_test, y_test, batch_size=64)
+    >>> model.evaluate(x, y, sample_weight=sample_weight, batch_size=64)
+
+    Args:
+        x: array, or tuples, lists and dicts of arrays.
+        y: the same for the targets; None stays None.
+        batch_size: rows of one micro-batch.
+        sample_weight: weights of the real rows.
+    """
+    given = [part for part in (x, y, sample_weight) if part is not None]
+    rows = _rows(tuple(given))
+    missing = -rows % _positive("batch_size", batch_size)
+    weight = np.ones(rows, np.float32) if sample_weight is None else _map(_as_float, sample_weight)
+
+    def fill(array: Any) -> np.ndarray[Any, Any]:
+        array = np.asarray(array)
+        return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)])
+
+    return _map(fill, x), None if y is None else _map(fill, y), _map(fill, weight)
+
+
+def _as_float(array: Any) -> np.ndarray[Any, Any]:
+    """Weights as floating point: an integer weight would truncate what Keras multiplies with it."""
+    weights: np.ndarray[Any, Any] = np.asarray(array)
+    return weights if np.issubdtype(weights.dtype, np.floating) else weights.astype(np.float32)
+
+
+@functools.cache
+def _looped_class() -> type[Any]:
+    """The class of what `repeat` returns; made on first use, because its base class needs Keras."""
+    import keras
+
+    class Looped(keras.utils.PyDataset):
+        """Batch i holds the rows i * batch_size ... of the endless sequence of loops, so any batch can be asked for."""
+
+        num_batches = None
+
+        def __init__(self, data: tuple[Any, ...], rows: int, batch_size: int, seed: int | None) -> None:
+            super().__init__()
+            self._data, self._rows, self._batch_size = data, rows, batch_size
+            # Two loops are in use at a time: the one that ends in a batch and the one that begins there.
+            self._order = functools.lru_cache(maxsize=2)(functools.partial(_order, rows, seed))
+
+        def __getitem__(self, index: int) -> Any:
+            first = index * self._batch_size
+            loops, positions = np.divmod(np.arange(first, first + self._batch_size), self._rows)
+            picked = np.concatenate(
+                [self._order(loop)[positions[loops == loop]] for loop in range(loops[0], loops[-1] + 1)]
+            )
+            return _map(lambda array: np.asarray(array)[picked], self._data)
+
+    return Looped
+
+
+def _order(rows: int, seed: int | None, loop: int) -> np.ndarray[Any, Any]:
+    """The order of the rows in one loop: as they are without a seed, else a permutation of (seed, loop)."""
+    if seed is None:
+        return np.arange(rows)
+    return np.random.default_rng((seed, loop)).permutation(rows)
+
+
+def _map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The same structure with `function` applied to every array."""
+    if isinstance(tree, dict):
+        return {key: _map(function, value) for key, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(_map(function, value) for value in tree))
+    if isinstance(tree, tuple | list):
+        return type(tree)(_map(function, value) for value in tree)
+    return function(tree)
+
+
+def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every array of a structure with a name that a user can find it by."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _leaves(value, f"{path}[{key!r}]")
+    elif isinstance(tree, tuple | list):
+        for position, value in enumerate(tree):
+            yield from _leaves(value, f"{path}[{position}]")
+    else:
+        yield path, tree
+
+
+def _rows(data: tuple[Any, ...]) -> int:
+    """The number of rows that all arrays have."""
+    rows: dict[str, int] = {}
+    for path, array in _leaves(data, "data"):
+        shape = getattr(array, "shape", None)
+        if not shape:
+            raise ValueError(
+                f"{path} must be an array with at least one axis. Received: {type(array).__name__}. "
+                "Convert it with numpy.asarray first; for a tf.data, grain or torch dataset use its own methods."
+            )
+        rows[path] = shape[0]
+    if not rows:
+        raise ValueError("Expected at least one array. Received: none. Pass the arrays of your dataset.")
+    if len(set(rows.values())) > 1:
+        counts = ", ".join(f"{path} has {count}" for path, count in rows.items())
+        raise ValueError(f"All arrays must have the same number of rows, but {counts}. Cut them to equal rows first.")
+    return next(iter(rows.values()))
+
+
+def _integer(name: str, value: Any) -> int:
+    """A whole number (numpy's count too, True and False do not)."""
+    try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number. Received: {name}={value!r}") from None
+
+
+def _positive(name: str, value: Any) -> int:
+    number = _integer(name, value)
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1. Received: {name}={number}")
+    return number

@@ -1,0 +1,229 @@
+"""MNIST and CIFAR-10 as plain arrays, also on a machine without a network.
+
+Looked for in this order:
+
+1. `mnist.npz` / `cifar10.npz` (keys x_train, y_train, x_test, y_test) in the folder that the environment variable
+   OPENIPU_DATA names;
+2. `keras.datasets`: its cache, else a download, given up quickly when there is no network;
+3. a stand-in drawn by OpenIPU, with the shapes, types and sizes of the real one. It says so loudly.
+
+OPENIPU_DATA=stand-in asks for the stand-in at once.
+"""
+
+import os
+import socket
+import threading
+import urllib.request
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from openipu import _stand_in
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.uint8]
+Source = Literal["file", "keras", "stand-in"]
+
+_KEYS: Final = ("x_train", "y_train", "x_test", "y_test")
+_ANSWER_SECONDS: Final = 3.0  # how long a server may take to answer at all
+_READ_SECONDS: Final = 15.0  # how long a download may stand still
+
+
+class StandInDataWarning(UserWarning):
+    """What was loaded is drawn by OpenIPU and not the real dataset."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dataset:
+    """Images (uint8, 0 to 255) and labels (uint8) for training and testing, and where they came from."""
+
+    name: str
+    x_train: Array
+    y_train: Array
+    x_test: Array
+    y_test: Array
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class _Spec:
+    """What is known of a dataset before it is loaded."""
+
+    name: str
+    sizes: tuple[int, int]
+    image: tuple[int, ...]
+    label: tuple[int, ...]
+    cached: str  # name in the folder where Keras keeps its datasets
+    url: str  # where Keras would load it from; only asked whether it answers
+    draw: Callable[[_stand_in.Split, int], tuple[Array, Array]]
+
+
+_MNIST: Final = _Spec(
+    name="mnist",
+    sizes=(60_000, 10_000),
+    image=(28, 28),
+    label=(),
+    cached="mnist.npz",
+    url="https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz",
+    draw=_stand_in.digits,
+)
+_CIFAR10: Final = _Spec(
+    name="cifar10",
+    sizes=(50_000, 10_000),
+    image=(32, 32, 3),
+    label=(1,),
+    cached="cifar-10-batches-py-target",
+    url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+    draw=_stand_in.shapes,
+)
+
+
+def mnist(train: int | None = None, test: int | None = None) -> Dataset:
+    """Give the handwritten digits: x (60000, 28, 28) and (10000, 28, 28), y (60000,) and (10000,).
+
+    Args:
+        train: take only so many of the training images, the first ones.
+        test: take only so many of the test images.
+    """
+    return _load(_MNIST, train, test)
+
+
+def cifar10(train: int | None = None, test: int | None = None) -> Dataset:
+    """Give the small colour photographs: x (50000, 32, 32, 3) and (10000, 32, 32, 3), y (50000, 1) and (10000, 1).
+
+    Args:
+        train: take only so many of the training images, the first ones.
+        test: take only so many of the test images.
+    """
+    return _load(_CIFAR10, train, test)
+
+
+def _load(spec: _Spec, train: int | None, test: int | None) -> Dataset:
+    wanted = _count("train", train, spec.sizes[0]), _count("test", test, spec.sizes[1])
+    folder = os.environ.get("OPENIPU_DATA")
+    if folder == "stand-in":
+        return _draw(spec, wanted, "OPENIPU_DATA asks for it")
+    if folder:
+        if not Path(folder).is_dir():
+            raise ValueError(
+                f"OPENIPU_DATA={folder} is not a folder. Set it to the folder that holds {spec.name}.npz, or unset it."
+            )
+        file = Path(folder) / f"{spec.name}.npz"
+        if file.exists():
+            return _cut(spec, _read(spec, file), wanted, "file")
+    try:
+        return _cut(spec, _from_keras(spec), wanted, "keras")
+    # Keras reports a failed download as a bare Exception. The reason goes into the message of the stand-in.
+    except Exception as error:
+        return _draw(spec, wanted, str(error))
+
+
+def _count(name: str, asked: int | None, size: int) -> int:
+    if asked is None:
+        return size
+    if not 1 <= asked <= size:
+        raise ValueError(f"{name} must be between 1 and {size}. Received: {name}={asked}")
+    return asked
+
+
+def _read(spec: _Spec, file: Path) -> tuple[Array, ...]:
+    """The four arrays of a file, checked."""
+    try:
+        # Opened here, because numpy leaves the file open when the archive turns out to be broken.
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            missing = [key for key in _KEYS if key not in archive]
+            if missing:
+                raise ValueError(f"it lacks {', '.join(missing)}")
+            arrays = tuple(archive[key] for key in _KEYS)
+        return _checked(spec, arrays)
+    except (OSError, EOFError, TypeError, AttributeError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{file} is not a readable {spec.name} file: {error}. Replace it by an .npz file with the uint8 arrays "
+            f"{', '.join(_KEYS)}, or unset OPENIPU_DATA."
+        ) from None
+
+
+def _checked(spec: _Spec, arrays: tuple[Any, ...]) -> tuple[Array, ...]:
+    checked = []
+    for key, array in zip(_KEYS, arrays, strict=True):
+        images = key.startswith("x")
+        expected = spec.image if images else spec.label
+        # Labels are found as (n,) and (n, 1) in the wild; both become what Keras returns.
+        fits = array.shape[1:] == expected or (not images and array.shape[1:] in ((), (1,)))
+        if array.ndim == 0 or not fits:
+            raise ValueError(f"{key} has shape {array.shape} where (n, {', '.join(map(str, expected))}) was expected")
+        if images and array.dtype != np.uint8:
+            raise ValueError(f"{key} has type {array.dtype} where uint8 was expected")
+        if not images and not (np.issubdtype(array.dtype, np.integer) and np.isin(array, np.arange(10)).all()):
+            raise ValueError(f"{key} holds something else than the whole numbers 0 to 9")
+        checked.append(array if images else array.astype(np.uint8).reshape(-1, *expected))
+    for x, y in ((0, 1), (2, 3)):
+        if len(checked[x]) != len(checked[y]):
+            raise ValueError(f"{len(checked[x])} images in {_KEYS[x]} and {len(checked[y])} labels in {_KEYS[y]}")
+    return tuple(checked)
+
+
+def _cut(spec: _Spec, arrays: tuple[Array, ...], wanted: tuple[int, int], source: Source) -> Dataset:
+    x_train, y_train, x_test, y_test = arrays
+    train, test = wanted
+    return Dataset(spec.name, x_train[:train], y_train[:train], x_test[:test], y_test[:test], source)
+
+
+def _from_keras(spec: _Spec) -> tuple[Array, ...]:
+    home = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
+    if not (home / "datasets" / spec.cached).exists() and not _answers(spec.url):
+        raise ConnectionError("it is not on this machine, and its server did not answer")
+    import keras
+
+    with _socket_timeout(_READ_SECONDS):
+        (x_train, y_train), (x_test, y_test) = getattr(keras.datasets, spec.name).load_data()
+    return _checked(spec, (x_train, y_train, x_test, y_test))
+
+
+def _answers(url: str) -> bool:
+    """Whether the server answers within a few seconds.
+
+    Asked in a thread, because looking up a name without a network can block for minutes and has no timeout.
+    """
+    answered = threading.Event()
+
+    def ask() -> None:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_ANSWER_SECONDS):
+                answered.set()
+        except OSError:
+            pass
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_ANSWER_SECONDS)
+    return answered.is_set()
+
+
+@contextmanager
+def _socket_timeout(seconds: float) -> Iterator[None]:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _draw(spec: _Spec, wanted: tuple[int, int], reason: str) -> Dataset:
+    message = (
+        f"STAND-IN DATA: these are images drawn by OpenIPU, not {spec.name} ({reason}). Accuracies say nothing about "
+        f"the real dataset. Put {spec.name}.npz into a folder and set OPENIPU_DATA to that folder."
+    )
+    from rich.console import Console
+
+    Console(stderr=True, soft_wrap=True).print(message, style="bold yellow", highlight=False, markup=False)
+    warnings.warn(message, StandInDataWarning, stacklevel=4)
+    train, test = spec.draw("train", wanted[0]), spec.draw("test", wanted[1])
+    return Dataset(spec.name, *train, *test, "stand-in")

@@ -1,0 +1,1 @@
+"""How it runs: plans, feeds, the compiled loop and the passes over it."""

@@ -1,0 +1,120 @@
+"""From one equation to its replacement: `replacement(eqn, platform)` gives a function of the operands, or None."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+
+from . import lowerings, pooling
+from .geometry import Geometry
+from .pooling import Windows
+from .rule import plan_convolution, plan_pooling
+
+Lowering = Callable[..., list[jax.Array]]
+
+_NEUTRAL: dict[str, tuple[pooling.Binary, pooling.Binary | None]] = {
+    "reduce_window_max": (lax.max, lax.max),
+    "reduce_window_min": (lax.min, lax.min),
+    "reduce_window_sum": (lax.add, None),
+}
+_COMBINE: dict[str, pooling.Binary] = {"max": lax.max, "min": lax.min, "add": lax.add, "add_any": lax.add}
+_PREFER: dict[str, pooling.Binary] = {"ge": lax.ge, "le": lax.le}
+
+
+def replacement(eqn: JaxprEqn, platform: str) -> Lowering | None:
+    """What to call with the equation's operands instead of binding it, or None to keep it."""
+    maker = _MAKERS.get(eqn.primitive.name)
+    return maker(eqn, platform) if maker and _real(eqn) else None
+
+
+def _real(eqn: JaxprEqn) -> bool:
+    """Whether all operands are real floating point: what layers compute with."""
+    return all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.invars)
+
+
+def _accumulator(dtype: Any) -> Any:
+    """Sums of half-precision numbers are kept in float32."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def _convolution(eqn: JaxprEqn, platform: str) -> Lowering | None:
+    lhs, rhs = (v.aval for v in eqn.invars)
+    if eqn.params.get("out_sharding") is not None:
+        return None
+    result = eqn.outvars[0].aval.dtype
+    geo = Geometry.of(eqn.params, lhs.shape, rhs.shape, _accumulator(lhs.dtype).itemsize)
+    choice = plan_convolution(geo, platform)
+    if choice is None:
+        return None
+    dtype = _accumulator(result)
+    if choice.kind == "elementwise":
+        return lambda a, b: [lowerings.elementwise(a, b, geo, dtype).astype(result)]
+    lowering = getattr(lowerings, choice.kind)
+    precision = eqn.params.get("precision")
+    return lambda a, b: [lowering(a, b, geo, dtype, precision, choice.chunk).astype(result)]
+
+
+def _windows(eqn: JaxprEqn, platform: str, operand: int = 0) -> Windows | None:
+    windows = Windows.of(eqn.params, eqn.invars[operand].aval.shape)
+    return windows if plan_pooling(windows, platform, eqn.primitive.name) else None
+
+
+def _pool(eqn: JaxprEqn, platform: str) -> Lowering | None:
+    windows = _windows(eqn, platform)
+    if windows is None:
+        return None
+    combine, extreme = _NEUTRAL[eqn.primitive.name]
+    dtype = eqn.outvars[0].aval.dtype
+    if extreme is not None:
+        return lambda x: [pooling.reduce_windows(x, windows, combine, pooling.worst(dtype, extreme))]
+    return lambda x: [pooling.reduce_windows(x.astype(_accumulator(dtype)), windows, combine, 0).astype(dtype)]
+
+
+def _generic_pool(eqn: JaxprEqn, platform: str) -> Lowering | None:
+    """`reduce_window` with an initial value of its own, for the reductions we know."""
+    combine = _known_reduction(eqn.params.get("jaxpr"), eqn.params.get("consts", ()))
+    windows = _windows(eqn, platform) if combine and len(eqn.invars) == 2 else None
+    if combine is None or windows is None:
+        return None
+    neutral = 0 if combine is lax.add else pooling.worst(eqn.outvars[0].aval.dtype, combine)
+    # XLA leaves padding out of a window; only the window itself starts from the initial value.
+    return lambda x, init: [
+        combine(pooling.reduce_windows(x, windows, combine, neutral), jnp.broadcast_to(init, windows.out))
+    ]
+
+
+def _known_reduction(jaxpr: Any, consts: Any) -> pooling.Binary | None:
+    if jaxpr is None or len(consts):
+        return None
+    inner = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+    if len(inner.eqns) != 1 or set(map(id, inner.eqns[0].invars)) != set(map(id, inner.invars)):
+        return None
+    return _COMBINE.get(inner.eqns[0].primitive.name)
+
+
+def _pool_gradient(eqn: JaxprEqn, platform: str) -> Lowering | None:
+    windows = _windows(eqn, platform, operand=1)
+    prefer = _PREFER.get(getattr(eqn.params["select_prim"], "name", ""))
+    if windows is None or prefer is None:
+        return None
+    if eqn.primitive.name == "select_and_gather_add":
+        return lambda t, x: [pooling.gather_windows(t, x, windows, prefer)]
+    dtype = eqn.outvars[0].aval.dtype
+    acc = dtype if windows.plain else _accumulator(dtype)
+    return lambda t, x: [pooling.scatter_windows(t.astype(acc), x, windows, prefer).astype(dtype)]
+
+
+_MAKERS: dict[str, Callable[[JaxprEqn, str], Lowering | None]] = {
+    "conv_general_dilated": _convolution,
+    "reduce_window_max": _pool,
+    "reduce_window_min": _pool,
+    "reduce_window_sum": _pool,
+    "reduce_window": _generic_pool,
+    "select_and_scatter_add": _pool_gradient,
+    "select_and_gather_add": _pool_gradient,
+}

@@ -1,0 +1,106 @@
+"""Which windowed equations are replaced, by what, on which platform.
+
+`plan_convolution(geometry, platform)` and `plan_pooling(windows, platform, primitive)` are pure: sizes in, decision out. `None` keeps the original.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from .geometry import Geometry
+from .pooling import Windows
+
+Kind = Literal["gather", "scatter", "gather_right", "elementwise"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A lowering and how many positions it lays out at once (0: all)."""
+
+    kind: Kind
+    chunk: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Up to where the replacement is worth it on one platform."""
+
+    positions: int
+    """Slices one equation may become; beyond, the program grows faster than it gains."""
+    patches: int
+    """Bytes laid out at once; more are laid out in several parts."""
+    multiplications: int | None
+    """Multiply-adds of one convolution up to which it is replaced; None: any number."""
+    forward_pooling: bool
+    """Whether pooling itself is replaced, not only its gradient."""
+
+
+CPU = Limits(positions=256, patches=256 << 20, multiplications=None, forward_pooling=True)
+GPU = Limits(positions=64, patches=64 << 20, multiplications=1 << 28, forward_pooling=False)
+LIMITS = {"cpu": CPU, "gpu": GPU, "cuda": GPU, "rocm": GPU}
+
+
+def plan_convolution(geo: Geometry, platform: str) -> Choice | None:
+    """The cheapest lowering of a convolution, or None where the original is kept."""
+    limits = LIMITS.get(platform)
+    if limits is None or geo.empty:
+        return None
+    if limits.multiplications is not None and geo.multiplications > limits.multiplications:
+        return None
+    sizes = costs(geo)
+    counts = slices(geo)
+    fitting = [kind for kind in sizes if counts[kind] <= limits.positions]
+    if not fitting:
+        return None
+    kind = min(fitting, key=lambda k: sizes[k])
+    per_slice = sizes[kind] // counts[kind]
+    chunk = max(limits.patches // max(per_slice, 1), 1)
+    return Choice(kind, 0 if chunk >= counts[kind] else chunk)
+
+
+def costs(geo: Geometry) -> dict[Kind, int]:
+    """Bytes each possible lowering lays out between reading its operands and writing its result."""
+    taps, places, spots = prod(geo.kernel), prod(geo.spatial), prod(geo.out)
+    unit = geo.itemsize * geo.groups
+    if _single_channel(geo):
+        return {"elementwise": 0}
+    kinds: dict[Kind, int] = {"gather": unit * geo.batch * spots * taps * geo.features_in}
+    if taps == 1 and max(geo.strides + geo.lhs_dilation) == 1:
+        return kinds
+    if max(geo.lhs_dilation) > 1:
+        kinds["gather"] *= 4  # zeros would be multiplied too
+    kinds["scatter"] = unit * geo.batch * places * taps * geo.features_out
+    if max(geo.strides) > 1:
+        kinds["scatter"] *= 4  # products would be thrown away
+    if max(geo.rhs_dilation) == 1 and max(geo.lhs_dilation) > 1:
+        kinds["gather_right"] = unit * spots * places * geo.features_in * geo.features_out
+    return kinds
+
+
+def slices(geo: Geometry) -> dict[Kind, int]:
+    """Slices each lowering cuts."""
+    taps, spots = prod(geo.kernel), prod(geo.out)
+    by_output = geo.group_axis == "n"
+    return {
+        "gather": min(taps, spots),
+        "scatter": taps,
+        "gather_right": spots,
+        "elementwise": spots if by_output else taps,
+    }
+
+
+def _single_channel(geo: Geometry) -> bool:
+    inner = geo.batch if geo.group_axis == "n" else geo.features_in
+    return geo.groups > 1 and inner == 1
+
+
+def plan_pooling(windows: Windows, platform: str, primitive: str) -> bool:
+    """Whether a pooling or its gradient is replaced."""
+    limits = LIMITS.get(platform)
+    if limits is None or windows.empty:
+        return False
+    gradient = primitive.startswith("select_and")
+    count = windows.positions if gradient else sum(windows.size)
+    return count <= limits.positions and (gradient or limits.forward_pooling)

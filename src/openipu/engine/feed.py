@@ -1,0 +1,269 @@
+"""Host data -> static slabs, one per execution.
+
+Who does what:
+- Keras' data adapters read every kind of source (arrays, tf.data, grain, PyDataset, DataLoader, generators).
+- A source here hands out passes over that data; `ArraySource` deals in the order of samples only, because its arrays
+  are resident on the device, `StreamSource` in the batches themselves.
+- `Feed` cuts passes into epochs and epochs into slabs of at most `steps_per_execution` batches.
+- The loop (loop.py) runs one slab per launch.
+
+[Note: the last partial batch] is not padded. It is the `tail` of its slab and runs as a step of its own size at the
+end of the same program, so that BatchNormalization, custom losses, custom metrics and custom train steps see exactly
+the rows that plain Keras shows them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from . import model as keras_model
+
+Tree = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """What one execution processes: `count` equal batches stacked in `body`, then perhaps one smaller `tail`.
+
+    `body` may have more rows than `count` (its shape is static, the trip count is not) and is None when only a tail
+    is left. `tail` is always given, and ignored without `has_tail`, when its size is known before the end of the data.
+    """
+
+    begin: int
+    count: int
+    body: Tree
+    tail: Tree
+    has_tail: bool
+
+    @property
+    def steps(self) -> int:
+        return self.count + self.has_tail
+
+    @property
+    def end(self) -> int:
+        """Index of the last step, as callbacks count."""
+        return self.begin + self.steps - 1
+
+
+class Pass(Protocol):
+    """One run through the data from its first sample to its last."""
+
+    def take(self, begin: int, steps: int) -> Slab | None:
+        """The next at most `steps` batches, or None at the end of the data."""
+
+
+class Source(Protocol):
+    """Data that can be passed over."""
+
+    resident: Tree
+    num_batches: int | None
+
+    def start(self, width: int) -> Pass:
+        """A new pass whose slabs are `width` batches wide."""
+
+    def first_batch(self) -> Tree:
+        """The first batch of a pass of its own, as host arrays."""
+
+    def batch_bytes(self) -> int:
+        """Bytes that one batch adds to a slab."""
+
+
+# --- arrays ----------------------------------------------------------------------------------------------------------
+
+
+class ArraySource:
+    """Arrays made resident on the device once; a slab holds row numbers, and the program gathers its batches."""
+
+    def __init__(self, adapter: Any, device: Any) -> None:
+        self._samples, batch, self._shuffle = keras_model.array_order(adapter)
+        self._batch = min(batch, self._samples)
+        self._device = device
+        self.num_batches: int | None = adapter.num_batches
+        self._host = keras_model.whole_arrays(adapter)
+        self.resident: Tree = jax.device_put(self._host, device)
+
+    def start(self, width: int) -> _ArrayPass:
+        return _ArrayPass(self._order(), self._batch, width, self._device)
+
+    def first_batch(self) -> Tree:
+        rows = self._order()[: self._batch]
+        return jax.tree.map(lambda a: a[rows], self._host)
+
+    def batch_bytes(self) -> int:
+        return 4 * self._batch
+
+    def _order(self) -> np.ndarray:
+        """Row numbers in the order of plain Keras, drawn from the same random sequence."""
+        if self._shuffle == "batch":
+            starts = range(0, self._samples, self._batch)
+            sizes = [min(self._batch, self._samples - s) for s in starts]
+            return np.concatenate([np.random.permutation(n) + s for s, n in zip(starts, sizes, strict=True)])
+        return np.random.permutation(self._samples) if self._shuffle else np.arange(self._samples)
+
+
+class _ArrayPass:
+    def __init__(self, order: np.ndarray, batch: int, width: int, device: Any) -> None:
+        full = len(order) // batch
+        self._full = order[: full * batch].reshape(full, batch).astype(np.int32)
+        self._tail = order[full * batch :].astype(np.int32)
+        self._width, self._device = width, device
+        self._position = 0
+
+    def take(self, begin: int, steps: int) -> Slab | None:
+        rows = self._full[self._position : self._position + steps]
+        has_tail = len(self._tail) > 0 and self._position <= len(self._full) < self._position + steps
+        self._position += steps
+        if not len(rows) and not has_tail:
+            return None
+        body = np.zeros((self._width, self._full.shape[1]), np.int32)
+        body[: len(rows)] = rows
+        body, tail = jax.device_put((body, self._tail if len(self._tail) else None), self._device)
+        return Slab(begin, len(rows), body, tail, has_tail)
+
+
+# --- everything else -------------------------------------------------------------------------------------------------
+
+
+class StreamSource:
+    """Batches as they come from a data adapter, stacked on the host and sent one slab at a time."""
+
+    def __init__(self, adapter: Any, device: Any) -> None:
+        self._adapter, self._device = adapter, device
+        self.resident: Tree = None
+        self.num_batches: int | None = adapter.num_batches
+        self._bytes: int | None = None
+
+    def start(self, width: int) -> _StreamPass:
+        return _StreamPass(keras_model.batches(self._adapter), width, self._device)
+
+    def first_batch(self) -> Tree:
+        batch = next(keras_model.batches(self._adapter), None)
+        if batch is None:
+            raise ValueError(
+                "The data source is empty: it gave 0 batches. Give at least one batch; a generator that was already "
+                "used up cannot be read a second time."
+            )
+        self._bytes = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(batch))
+        return batch
+
+    def batch_bytes(self) -> int:
+        if self._bytes is None:
+            self.first_batch()
+        return self._bytes or 1
+
+
+class _StreamPass:
+    def __init__(self, batches: Iterator[Tree], width: int, device: Any) -> None:
+        self._batches = map(_as_arrays, batches)
+        self._width, self._device = width, device
+        self._full: Tree = None
+
+    def take(self, begin: int, steps: int) -> Slab | None:
+        alike, other = self._read(steps)
+        if not alike and other is None:
+            return None
+        if alike:
+            self._full = alike[0]
+        tail = other if len(alike) < steps and _is_tail(other, self._full) else None
+        if other is not None and tail is None:
+            self._batches = itertools.chain([other], self._batches)
+        body = jax.tree.map(lambda *rows: _stack(rows, self._width), *alike) if alike else None
+        body, tail = jax.device_put((body, tail), self._device)
+        return Slab(begin, len(alike), body, tail, tail is not None)
+
+    def _read(self, steps: int) -> tuple[list[Tree], Tree]:
+        """Up to `steps` batches of one shape, and the batch of another shape that ended them, if one did."""
+        alike: list[Tree] = []
+        for batch in itertools.islice(self._batches, steps):
+            if not alike and _is_tail(batch, self._full) or alike and _spec(batch) != _spec(alike[0]):
+                return alike, batch
+            alike.append(batch)
+        return alike, None
+
+
+def _as_arrays(batch: Tree) -> Tree:
+    return jax.tree.map(_dense, batch, is_leaf=lambda leaf: hasattr(leaf, "todense"))
+
+
+def _dense(leaf: Any) -> np.ndarray:
+    return np.asarray(leaf.todense() if hasattr(leaf, "todense") else leaf)
+
+
+def _spec(batch: Tree) -> tuple[Any, Any]:
+    return jax.tree.structure(batch), [(a.shape, a.dtype) for a in jax.tree.leaves(batch)]
+
+
+def _is_tail(batch: Tree, full: Tree) -> bool:
+    """Whether `batch` is `full` with fewer rows."""
+    if full is None or jax.tree.structure(batch) != jax.tree.structure(full):
+        return False
+    pairs = list(zip(jax.tree.leaves(batch), jax.tree.leaves(full), strict=True))
+    return all(
+        a.ndim and b.ndim and a.dtype == b.dtype and a.shape[1:] == b.shape[1:] and a.shape[0] < b.shape[0]
+        for a, b in pairs
+    )
+
+
+def _stack(rows: Sequence[np.ndarray], width: int) -> np.ndarray:
+    """Rows stacked into an array of `width` rows; what is left over is zero."""
+    stacked = np.zeros((width, *rows[0].shape), rows[0].dtype)
+    for i, row in enumerate(rows):
+        stacked[i] = row
+    return stacked
+
+
+# --- epochs ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Feed:
+    """Slabs epoch by epoch. With `steps_per_epoch`, an epoch goes on where the last one stopped."""
+
+    source: Source
+    width: int
+    steps_per_epoch: int | None = None
+    _pass: Pass | None = field(default=None, repr=False)
+
+    @property
+    def num_steps(self) -> int | None:
+        return self.steps_per_epoch or self.source.num_batches
+
+    def epoch(self) -> Iterator[Slab]:
+        done = 0
+        if self.steps_per_epoch is None:
+            self._pass = None
+        while self.steps_per_epoch is None or done < self.steps_per_epoch:
+            wanted = self.width if self.steps_per_epoch is None else min(self.width, self.steps_per_epoch - done)
+            slab = self._next(done, wanted)
+            if slab is None:
+                break
+            yield slab
+            done += slab.steps
+        if self.steps_per_epoch is not None and done < self.steps_per_epoch:
+            warnings.warn(
+                f"The data ended after {done} of the {self.steps_per_epoch} steps of this epoch. Give a source that "
+                "repeats (for example `tf.data.Dataset.repeat()` or `openipu.data.repeat`), or a smaller "
+                "`steps_per_epoch`.",
+                stacklevel=2,
+            )
+
+    def _next(self, done: int, wanted: int) -> Slab | None:
+        """The next slab; a pass that ended exactly with the last epoch is followed by a new one."""
+        if self._pass is not None:
+            slab = self._pass.take(done, wanted)
+            if slab is not None:
+                return slab
+            self._pass = None
+            if done:
+                return None
+        if done == 0:
+            self._pass = self.source.start(self.width)
+            return self._pass.take(done, wanted)
+        return None

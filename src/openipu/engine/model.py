@@ -1,0 +1,346 @@
+"""Keras model <-> pure functions over a named state.
+
+Who does what: Keras owns layers, losses, metrics, optimizers and variables. This file turns them into `State` and
+`Step` values, which is all that the rest of the engine sees. It is the only file that touches private Keras API, so a
+new Keras release is met here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import keras
+from keras.src.backend.jax.trainer import JAXTrainer
+from keras.src.saving import object_registration
+from keras.src.trainers.data_adapters import get_data_adapter
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable, train_validation_split
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.utils.python_utils import pythonify_logs
+
+__all__ = [
+    "ArrayDataAdapter",
+    "DataAdapter",
+    "Held",
+    "JAXTrainer",
+    "Mode",
+    "State",
+    "Step",
+    "get_data_adapter",
+    "pythonify_logs",
+    "train_validation_split",
+]
+
+Mode = Literal["train", "test", "predict"]
+Batch = Any
+Logs = dict[str, Any]
+
+
+class State(NamedTuple):
+    """Everything a step reads and writes. Parts that a mode does not use are empty lists."""
+
+    trainable: list[Any]
+    non_trainable: list[Any]
+    optimizer: list[Any]
+    metrics: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One micro-batch as a pure function, and what an execution gives back after many of them.
+
+    `collect` says which results of the steps matter: "none" (the results are computed from the final state by
+    `finish`), "last" (those of the last step), or "all" (one per row of data, as in predict).
+    """
+
+    run: Callable[[State, Batch], tuple[State, Any]]
+    collect: Literal["none", "last", "all"]
+    finish: Callable[[State], Any] | None = None
+
+
+# --- state -----------------------------------------------------------------------------------------------------------
+
+
+def variables(model: Any, mode: Mode) -> State:
+    """The Keras variables behind each part of the state that `mode` uses."""
+    return State(
+        list(model.trainable_variables),
+        list(model.non_trainable_variables),
+        list(model.optimizer.variables) if mode == "train" and model.optimizer is not None else [],
+        list(model.metrics_variables) if mode != "predict" else [],
+    )
+
+
+class Held:
+    """The state of a model while executions run: taken from its variables, put back when somebody looks.
+
+    An execution consumes the buffers of the state it is given, so from `run` to `sync` the variables are empty.
+    Keras' callbacks call `model.jax_state_sync()` before they look at the model, which ends in `sync`.
+    """
+
+    def __init__(self, model: Any, mode: Mode, device: Any) -> None:
+        self._model, self._mode, self._device = model, mode, device
+        self._state: State | None = None
+
+    def _take(self) -> State:
+        """The current state, detached from the model."""
+        if self._state is None:
+            owners = variables(self._model, self._mode)
+            self._state = place_state(State(*([v.value for v in part] for part in owners)), self._device)
+            for part in owners:
+                for v in part:
+                    v._value = None
+        state, self._state = self._state, None
+        return state
+
+    def run(self, execute: Callable[[State], tuple[Any, State]]) -> Any:
+        """`execute` on the current state; keeps the state it returns, or the old one when it raises."""
+        state = self._take()
+        try:
+            result, state = execute(state)
+        finally:
+            self._state = state
+        return result
+
+    def sync(self) -> None:
+        """Give the state back to the model's variables."""
+        if self._state is None:
+            return
+        for owners, values in zip(variables(self._model, self._mode), self._state, strict=True):
+            for v, value in zip(owners, values, strict=True):
+                v.assign(value)
+        self._state = None
+
+
+def place_state(state: State, device: Any) -> State:
+    """The state on `device`; what is there already is not copied."""
+    return State(*([x if x.devices() == {device} else jax.device_put(x, device) for x in part] for part in state))
+
+
+def state_of(mode: Mode, parts: tuple[Any, ...]) -> State:
+    """The state behind the anonymous tuple that Keras' trainer uses in `mode`."""
+    trainable, non_trainable, *rest = parts
+    optimizer, metrics = rest if mode == "train" else ([], *rest) if mode == "test" else ([], [])
+    return State(list(trainable), list(non_trainable), list(optimizer), list(metrics))
+
+
+def parts_of(mode: Mode, state: State) -> tuple[Any, ...]:
+    """The inverse of `state_of`."""
+    return {"train": tuple(state), "test": (*state[:2], state.metrics), "predict": state[:2]}[mode]
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+def make_step(model: Any, mode: Mode, *, recompute: bool = False) -> Step:
+    """The step function of `model` for `mode`; a user's own `train_step`, `test_step` or `predict_step` is used as is."""
+    if mode == "predict":
+        return Step(functools.partial(_predict_step, model), "all")
+    if _overrides(model, f"{mode}_step"):
+        return Step(functools.partial(_user_step, model, mode), "last")
+    run = functools.partial(_train_step, model, recompute) if mode == "train" else functools.partial(_test_step, model)
+    if _overrides(model, "compute_metrics"):
+        return Step(run, "last")
+    return Step(run, "none", functools.partial(metric_results, model))
+
+
+def _overrides(model: Any, name: str) -> bool:
+    return getattr(type(model), name) is not getattr(JAXTrainer, name)
+
+
+def _train_step(model: Any, recompute: bool, state: State, batch: Batch) -> tuple[State, Logs]:
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+
+    def loss(trainable: list[Any]) -> Any:
+        return model.compute_loss_and_updates(
+            trainable,
+            state.non_trainable,
+            state.metrics,
+            x,
+            y,
+            sample_weight,
+            training=True,
+            optimizer_variables=state.optimizer,
+        )
+
+    gradient = jax.value_and_grad(jax.checkpoint(loss) if recompute else loss, has_aux=True)
+    (_, (unscaled, y_pred, non_trainable, metrics)), gradients = gradient(state.trainable)
+    trainable, optimizer = model.optimizer.stateless_apply(state.optimizer, gradients, state.trainable)
+    logs, metrics = model._update_metrics_variables(metrics, unscaled, x, y, y_pred, sample_weight)
+    return State(list(trainable), list(non_trainable), list(optimizer), list(metrics)), logs
+
+
+def _test_step(model: Any, state: State, batch: Batch) -> tuple[State, Logs]:
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    _, (unscaled, y_pred, non_trainable, metrics) = model.compute_loss_and_updates(
+        state.trainable, state.non_trainable, state.metrics, x, y, sample_weight, training=False
+    )
+    logs, metrics = model._update_metrics_variables(metrics, unscaled, x, y, y_pred, sample_weight)
+    return state._replace(non_trainable=list(non_trainable), metrics=list(metrics)), logs
+
+
+def _predict_step(model: Any, state: State, batch: Batch) -> tuple[State, Any]:
+    outputs, non_trainable = model.predict_step((state.trainable, state.non_trainable), batch)
+    return state._replace(non_trainable=list(non_trainable)), outputs
+
+
+def _user_step(model: Any, mode: Mode, state: State, batch: Batch) -> tuple[State, Logs]:
+    logs, parts = getattr(model, f"{mode}_step")(parts_of(mode, state), batch)
+    return state_of(mode, parts), logs
+
+
+def metric_results(model: Any, state: State) -> Logs:
+    """The logs Keras reports, from the metric variables in `state`."""
+    mapping = list(zip(model.metrics_variables, state.metrics, strict=True))
+    with keras.StatelessScope(state_mapping=mapping):
+        return dict(model.get_metrics_result())
+
+
+# --- what fit, evaluate and predict ask of a model -------------------------------------------------------------------
+
+
+def needs_build(model: Any) -> bool:
+    """Whether Keras has to see a batch before the model, its loss or its metrics have variables."""
+    parts = (model._compile_metrics, model._compile_loss)
+    return not _layers_built(model) or any(part is not None and not part.built for part in parts)
+
+
+def build(model: Any, first_batch: Callable[[], Batch]) -> None:
+    """Create all variables of a compiled model. `first_batch` is only called when Keras has to see one."""
+    model._symbolic_build(data_batch=first_batch() if needs_build(model) else None)
+
+
+def build_for_predict(model: Any, first_batch: Callable[[], Batch]) -> None:
+    """Create the variables of a model that may never have been compiled."""
+    if not _layers_built(model):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(first_batch())
+        with keras.StatelessScope():
+            model(x)
+
+
+def _layers_built(model: Any) -> bool:
+    return all(layer.built for layer in model._flatten_layers())
+
+
+def assert_compiled(model: Any, caller: str) -> None:
+    """Keras' own error when `compile` was not called."""
+    model._assert_compile_called(caller)
+
+
+def refuse_eager(model: Any) -> None:
+    """Our error for `run_eagerly=True`."""
+    if model.run_eagerly:
+        raise RuntimeError(
+            f"Model {model.name!r} is to run eagerly (`run_eagerly=True`), but under `IPUStrategy` all steps are "
+            "compiled into one program. Compile it without `run_eagerly`, or make it outside the strategy's scope to "
+            "debug it step by step."
+        )
+
+
+def should_evaluate(model: Any, epoch: int, validation_freq: Any) -> bool:
+    """Whether validation is due after this epoch."""
+    return bool(model._should_eval(epoch, validation_freq))
+
+
+def final_logs(model: Any, logs: Logs) -> Logs:
+    """The metrics of the whole epoch, or the step's own logs where a user's step reports other keys."""
+    return dict(model._get_metrics_result_or_logs(logs))
+
+
+def in_order(model: Any, logs: Logs) -> Any:
+    """Logs as the list (or scalar) that `evaluate` returns."""
+    return model._flatten_metrics_in_order(logs)
+
+
+def start_epoch(model: Any, initial_epoch: int) -> int:
+    """Where training starts: a callback such as `BackupAndRestore` may have moved it."""
+    return model._initial_epoch or initial_epoch
+
+
+def callback_list(model: Any, callbacks: Any, **settings: Any) -> Any:
+    """Keras' container of callbacks; one that is already there (validation inside `fit`) is used as is."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks
+    verbose = settings["verbose"]
+    return keras.callbacks.CallbackList(callbacks, add_progbar=verbose != 0, model=model, **settings)
+
+
+def finalize(model: Any) -> None:
+    """What an optimizer does to the weights when training ends, such as writing averages back."""
+    if isinstance(model.optimizer, keras.optimizers.Optimizer):
+        model.optimizer.finalize_variable_values(model.trainable_weights)
+
+
+def whole_arrays(adapter: ArrayDataAdapter) -> Any:
+    """The arrays behind an adapter, converted as Keras converts each batch (float64 becomes float32, and so on)."""
+
+    def convert(part: Any) -> Any:
+        return part.convert_to_jax_compatible(part[slice(None)])
+
+    sliceables = convert_to_sliceable(adapter._inputs, target_backend="jax")
+    return keras.tree.map_structure(convert, sliceables, none_is_leaf=False)
+
+
+def resident_bytes(adapter: ArrayDataAdapter) -> int | None:
+    """Bytes that the adapter's arrays take on a device, or None when they cannot be kept there (sparse arrays)."""
+    leaves = jax.tree.leaves(adapter._inputs, is_leaf=lambda leaf: hasattr(leaf, "shape"))
+    if any(hasattr(leaf, "todense") or hasattr(leaf, "dense_shape") for leaf in leaves):
+        return None
+    return sum(math.prod(leaf.shape) * getattr(getattr(leaf, "dtype", None), "itemsize", 8) for leaf in leaves)
+
+
+def array_order(adapter: ArrayDataAdapter) -> tuple[int, int, bool | str]:
+    """(number of samples, batch size, shuffle) of an array adapter."""
+    return adapter._num_samples, adapter._batch_size, adapter._shuffle
+
+
+def batches(adapter: DataAdapter) -> Iterator[Batch]:
+    """One pass over the batches of any other source."""
+    return iter(adapter.get_jax_iterator())
+
+
+# --- classes ---------------------------------------------------------------------------------------------------------
+
+
+def extend_new_models(extend: Callable[[type], type | None], made: Callable[[Any], None]) -> Callable[[], None]:
+    """Until the returned function is called, `extend(cls)` may swap the class of each Keras model that is made.
+
+    Keras' `Model.__new__` is the one place that every way of making a model passes through: Sequential, Functional,
+    subclasses, `from_config`, `clone_model` and loading. `made` is shown each model whose class was swapped.
+    """
+    original = keras.Model.__new__
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        # `Model(inputs, outputs)` makes a Functional, whose own __new__ comes back here.
+        extended = None if cls is keras.Model else extend(cls)
+        model = original(extended or cls, *args, **kwargs)
+        if extended is not None:
+            made(model)
+        return model
+
+    keras.Model.__new__ = new  # type: ignore[method-assign, assignment]
+
+    def undo() -> None:
+        keras.Model.__new__ = original  # type: ignore[method-assign]
+
+    return undo
+
+
+def subclass_as(cls: type, extension: type) -> type:
+    """A class that behaves as `cls` with `extension`'s methods put between the user's classes and Keras'.
+
+    It keeps the name, module and registered name, so that a saved model names the user's class and opens anywhere.
+    Keras rewrites the bases of functional subclasses in place, hence one private copy of the extension per class.
+    """
+    between = type(extension.__name__, (extension, keras.Model), {"__module__": extension.__module__})
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    extended = type(cls.__name__, (cls, between), names)
+    registered = object_registration.GLOBAL_CUSTOM_NAMES
+    if cls in registered:
+        registered[extended] = registered[cls]
+    return extended

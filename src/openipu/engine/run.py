@@ -1,0 +1,263 @@
+"""The host's side of fit, evaluate and predict: feed a slab, launch it, tell the callbacks, repeat.
+
+Who does what: plan.py decides, feed.py cuts the data, loop.py compiles and launches. Here is only the order in which
+things happen, which is Keras' order. While one execution runs on the device, the next slab is built and sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from . import model as keras_model
+from .feed import Feed, Slab
+from .loop import Loop, Result
+from .model import Held, Mode
+from .plan import Place, make_feed
+from .plan import place as make_place
+
+Logs = dict[str, Any]
+
+
+class StepFunction:
+    """A loop under Keras' calling convention. It sits where Keras keeps its own and drops it when `compile` is called.
+
+    `train_on_batch`, `test_on_batch` and `predict_on_batch` call it with the parts of the state that they know.
+    """
+
+    def __init__(self, model: Any, mode: Mode, place: Place) -> None:
+        step = keras_model.make_step(model, mode, recompute=place.recompute)
+        self.place = place
+        self.loop = Loop(step, place.device, dict(place.compiler_options))
+        self._mode = mode
+
+    def __call__(self, parts: tuple[Any, ...], iterator: Iterator[Any]) -> tuple[Any, tuple[Any, ...]]:
+        """One step on the next batch."""
+        state = keras_model.place_state(keras_model.state_of(self._mode, parts), self.place.device)
+        result, state = self.loop.execute_one(state, next(iterator))
+        value = result.rows() if self._mode == "predict" else result.value
+        return value, keras_model.parts_of(self._mode, state)
+
+
+class Session:
+    """A model under a strategy: where it runs, its loops, and its state while executions run."""
+
+    def __init__(self, model: Any, strategy: Any) -> None:
+        self.model, self.strategy = model, strategy
+        self._held: list[Held] = []
+
+    @property
+    def place(self) -> Place:
+        """Where the model runs under the current configuration."""
+        return make_place(self.strategy.system)
+
+    def function(self, mode: Mode, force: bool = False) -> StepFunction:
+        """The model's step function for `mode`, made anew after `compile` and after a change of configuration."""
+        keras_model.refuse_eager(self.model)
+        name, place = f"{mode}_function", self.place
+        current = getattr(self.model, name, None)
+        if force or not isinstance(current, StepFunction) or current.place != place:
+            current = StepFunction(self.model, mode, place)
+            setattr(self.model, name, current)
+        return current
+
+    def sync(self) -> None:
+        """Give the running state, if any, back to the model's variables."""
+        if self._held:
+            self._held[-1].sync()
+
+    def epoch(self, mode: Mode, feed: Feed, callbacks: Any) -> Iterator[list[Result]]:
+        """Run one epoch; gives the results of each execution after the callbacks have seen it."""
+        function = self.function(mode)
+        loop, held = function.loop, Held(self.model, mode, function.place.device)
+        began = getattr(callbacks, f"on_{mode}_batch_begin")
+        ended = getattr(callbacks, f"on_{mode}_batch_end")
+        slabs = _Ahead(feed.epoch())
+        running: Any = None
+        self._held.append(held)
+        try:
+            for slab in slabs:
+                began(slab.begin)
+                results = held.run(lambda state, slab=slab: loop.execute(state, feed.source.resident, slab))
+                slabs.prepare()
+                # At most two executions are under way, so that memory does not grow with the number of steps.
+                jax.block_until_ready(running)
+                running = results[-1].value
+                ended(slab.end, {"outputs": _rows(results)} if mode == "predict" else results[-1].value)
+                yield results
+        finally:
+            held.sync()
+            self._held.pop()
+
+
+class _Ahead:
+    """An iterator whose next element can be made early. An error in making it is kept until it is asked for."""
+
+    def __init__(self, slabs: Iterator[Slab]) -> None:
+        self._slabs = slabs
+        self._next: Callable[[], Slab] | None = None
+
+    def prepare(self) -> None:
+        try:
+            slab = next(self._slabs)
+        except BaseException as error:
+            self._next = _raiser(error)
+        else:
+            self._next = lambda: slab
+
+    def __iter__(self) -> _Ahead:
+        return self
+
+    def __next__(self) -> Slab:
+        ready, self._next = self._next, None
+        return ready() if ready else next(self._slabs)
+
+
+def _raiser(error: BaseException) -> Callable[[], Slab]:
+    def fail() -> Slab:
+        raise error
+
+    return fail
+
+
+def fit(
+    session: Session,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    verbose: Any = "auto",
+    callbacks: Any = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    shuffle: bool | str = True,
+    class_weight: Any = None,
+    sample_weight: Any = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq: Any = 1,
+) -> Any:
+    """Train, as `keras.Model.fit` does."""
+    model = session.model
+    keras_model.assert_compiled(model, "fit")
+    epochs = min(epochs, keras.config.max_epochs() or epochs)
+    if validation_split and validation_data is None:
+        (x, y, sample_weight), validation_data = keras_model.train_validation_split(
+            (x, y, sample_weight), validation_split=validation_split
+        )
+    feed = make_feed(
+        session.place, model.steps_per_execution, x, y, sample_weight,
+        batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
+    )  # fmt: skip
+    keras_model.build(model, feed.source.first_batch)
+    callbacks = keras_model.callback_list(
+        model, callbacks, add_history=True, verbose=verbose, epochs=epochs, steps=feed.num_steps
+    )
+    validation: Feed | None = None
+    model.stop_training = False
+    epoch_logs: Logs = {}
+    callbacks.on_train_begin()
+    try:
+        for epoch in range(keras_model.start_epoch(model, initial_epoch), epochs):
+            callbacks.on_epoch_begin(epoch)
+            epoch_logs = _run_metrics(session, "train", feed, callbacks, lambda: model.stop_training)
+            if validation_data is not None and keras_model.should_evaluate(model, epoch, validation_freq):
+                validation = validation or make_feed(
+                    session.place, model.steps_per_execution, *keras.utils.unpack_x_y_sample_weight(validation_data),
+                    batch_size=validation_batch_size or batch_size, steps=validation_steps,
+                )  # fmt: skip
+                values = _evaluate(session, validation, callbacks)
+                epoch_logs |= {f"val_{name}": value for name, value in values.items()}
+            callbacks.on_epoch_end(epoch, epoch_logs)
+            if model.stop_training:
+                break
+    finally:
+        if epochs > 0:
+            keras_model.finalize(model)
+    callbacks.on_train_end(logs=epoch_logs)
+    return model.history
+
+
+def evaluate(
+    session: Session,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    verbose: Any = "auto",
+    sample_weight: Any = None,
+    steps: int | None = None,
+    callbacks: Any = None,
+    return_dict: bool = False,
+) -> Any:
+    """Losses and metrics over the data, as `keras.Model.evaluate` gives them."""
+    model = session.model
+    keras_model.assert_compiled(model, "evaluate")
+    feed = make_feed(
+        session.place, model.steps_per_execution, x, y, sample_weight, batch_size=batch_size, steps=steps
+    )
+    callbacks = keras_model.callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
+    logs = _evaluate(session, feed, callbacks)
+    return logs if return_dict else keras_model.in_order(model, logs)
+
+
+def _evaluate(session: Session, feed: Feed, callbacks: Any) -> Logs:
+    model = session.model
+    keras_model.build(model, feed.source.first_batch)
+    model.stop_evaluating = False
+    callbacks.on_test_begin()
+    logs = keras_model.pythonify_logs(_run_metrics(session, "test", feed, callbacks, lambda: model.stop_evaluating))
+    callbacks.on_test_end(logs)
+    return dict(logs)
+
+
+def _run_metrics(session: Session, mode: Mode, feed: Feed, callbacks: Any, stopped: Callable[[], bool]) -> Logs:
+    """One epoch of training or evaluation; its logs."""
+    session.model.reset_metrics()
+    logs: Logs | None = None
+    for results in session.epoch(mode, feed, callbacks):
+        logs = results[-1].value
+        if stopped():
+            break
+    if logs is None:
+        raise ValueError("The data source gave no batch for this epoch. Give at least one batch per epoch.")
+    return keras_model.final_logs(session.model, logs)
+
+
+def predict(
+    session: Session,
+    x: Any,
+    batch_size: int | None = None,
+    verbose: Any = "auto",
+    steps: int | None = None,
+    callbacks: Any = None,
+) -> Any:
+    """The model's outputs for every row of the data, in its order."""
+    model = session.model
+    feed = make_feed(session.place, model.steps_per_execution, x, batch_size=batch_size, steps=steps)
+    keras_model.build_for_predict(model, feed.source.first_batch)
+    callbacks = keras_model.callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
+    model.stop_predicting = False
+    callbacks.on_predict_begin()
+    blocks = []
+    for results in session.epoch("predict", feed, callbacks):
+        blocks.append(_rows(results))
+        if model.stop_predicting:
+            break
+    callbacks.on_predict_end()
+    if not blocks:
+        raise ValueError("The data source gave no batch to predict. Give at least one batch.")
+    return _concatenate(blocks)
+
+
+def _rows(results: list[Result]) -> Any:
+    return _concatenate([result.rows() for result in results])
+
+
+def _concatenate(blocks: list[Any]) -> Any:
+    return jax.tree.map(lambda *parts: np.concatenate(parts) if len(parts) > 1 else parts[0], *blocks)

@@ -1,0 +1,133 @@
+"""`IPUStrategy`: models made in its scope train, evaluate and predict through compiled device loops."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from openipu.engine import devices
+from openipu.engine.model import extend_new_models
+from openipu.engine.run import Session
+from openipu.keras.extensions import extended
+
+__all__ = ["IPUStrategy", "IPUStrategyV1", "get_strategy", "has_strategy"]
+
+_lock = threading.Lock()
+_scopes = 0
+_undo: Any = None
+_active = threading.local()
+
+
+class IPUStrategyV1:
+    """Runs the Keras models that are made inside its scope on the configured devices.
+
+    >>> strategy = IPUStrategy()
+    >>> with strategy.scope():
+    ...     model = keras.Sequential([...])             # doctest: +SKIP
+
+    A model made elsewhere is plain Keras, also while a scope is active in another thread.
+
+    Args:
+        ipu_device: Which system of the configuration to use: "/device:IPU:N" is number N of `auto_select_ipus`.
+        cpu_device: Where variables are initialised. Always the host here; accepted for scripts that name it.
+        enable_dataset_iterators: Accepted for scripts that name it; feeds read any iterable source directly.
+        enable_keras_extensions: With False, models made in the scope stay plain Keras.
+    """
+
+    def __init__(
+        self,
+        ipu_device: str = "/device:IPU:0",
+        cpu_device: str = "/device:CPU:0",
+        enable_dataset_iterators: bool = True,
+        enable_keras_extensions: bool = True,
+    ) -> None:
+        self._ordinal = _ordinal(ipu_device, "IPU")
+        _ordinal(cpu_device, "CPU")
+        self._enable_dataset_iterators = bool(enable_dataset_iterators)
+        self._enable_keras_extensions = bool(enable_keras_extensions)
+
+    @property
+    def system(self) -> devices.System:
+        """The devices this strategy uses under the current configuration."""
+        return devices.system(self._ordinal)
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Always 1, as scripts for the original expect: the loss is not divided by the number of replicas."""
+        return 1
+
+    @property
+    def supports_loss_scaling(self) -> bool:
+        """Whether mixed precision with a scaled loss works."""
+        return True
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[IPUStrategyV1]:
+        """Make this the strategy of the models made until the `with` block ends."""
+        stack = _stack()
+        _enter()
+        stack.append(self)
+        try:
+            yield self
+        finally:
+            stack.pop()
+            _leave()
+
+    def _extends(self) -> bool:
+        return self._enable_keras_extensions
+
+
+IPUStrategy = IPUStrategyV1
+
+
+def has_strategy() -> bool:
+    """Whether a strategy's scope is active in this thread."""
+    return bool(_stack())
+
+
+def get_strategy() -> IPUStrategyV1:
+    """The strategy whose scope is active in this thread."""
+    if not _stack():
+        raise RuntimeError("No strategy's scope is active here. Enter one with `with strategy.scope():`.")
+    return _stack()[-1]
+
+
+def _stack() -> list[IPUStrategyV1]:
+    if not hasattr(_active, "strategies"):
+        _active.strategies = []
+    return _active.strategies
+
+
+def _extend(cls: type) -> type | None:
+    return extended(cls) if has_strategy() and get_strategy()._extends() else None
+
+
+def _made(model: Any) -> None:
+    model.__dict__["_ipu_session"] = Session(model, get_strategy())
+
+
+def _enter() -> None:
+    """Keras' model class is hooked while any scope is active, and only then."""
+    global _scopes, _undo
+    with _lock:
+        if _scopes == 0:
+            _undo = extend_new_models(_extend, _made)
+        _scopes += 1
+
+
+def _leave() -> None:
+    global _scopes
+    with _lock:
+        _scopes -= 1
+        if _scopes == 0:
+            _undo()
+
+
+def _ordinal(device: str, kind: str) -> int:
+    match = re.fullmatch(rf"/device:{kind}:(\d+)", device) if isinstance(device, str) else None
+    if match is None:
+        raise ValueError(f'{device!r} is not a device name. Give one such as "/device:{kind}:0".')
+    return int(match[1])

@@ -1,0 +1,1 @@
+"""What a Keras model can do in addition when it was made inside `IPUStrategy.scope()`."""

@@ -1,0 +1,27 @@
+"""Keras on JAX, no network, and home folders of their own, before any test module imports anything heavy."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+os.environ["KERAS_BACKEND"] = "jax"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# The C++ parts of TensorFlow and XLA report to stderr, where tests of command lines look for our own words.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# A test must not depend on what the machine has downloaded before, nor load anything.
+os.environ["OPENIPU_DATA"] = "stand-in"
+_home = tempfile.TemporaryDirectory(prefix="openipu-tests-")
+os.environ["KERAS_HOME"] = _home.name
+
+# A first example compiles, so timing single examples says nothing.
+settings.register_profile("openipu", deadline=None, max_examples=40, derandomize=True, database=None)
+settings.load_profile("openipu")
+
+
+@pytest.fixture
+def repository() -> Path:
+    """The root of the checkout, where examples and command lines start."""
+    return Path(__file__).parent.parent

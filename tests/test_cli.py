@@ -1,0 +1,105 @@
+"""The `openipu` command as a user starts it: in a process of its own."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import openipu
+from openipu.cli.mnist import verdict
+
+import pytest
+
+
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    program = "import sys; from openipu.cli import app; sys.argv[0] = 'openipu'; app()"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env={**os.environ, "COLUMNS": "200", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_help_answers_at_once():
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        result = command("--help")
+        seconds.append(time.perf_counter() - start)
+        assert result.returncode == 0, result.stderr
+    assert "mnist" in result.stdout
+    assert "info" in result.stdout
+    # The best of three, because the machine may be busy.
+    assert min(seconds) < 0.4
+
+
+def test_help_loads_nothing_heavy():
+    heavy = ("keras", "jax", "numpy", "tensorflow")
+    code = f"import sys, openipu.cli; print([name for name in {heavy} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.strip() == "[]"
+
+
+def test_info_names_versions_devices_and_variables():
+    result = command("info", OPENIPU_DATA="stand-in")
+    assert result.returncode == 0, result.stderr
+    lines = dict(re.findall(r"^(\S+(?: \S+)*?)\s{2,}(\S.*?)\s*$", result.stdout, re.MULTILINE))
+    assert lines["OpenIPU"] == openipu.__version__
+    assert lines["Keras backend"] == "jax"
+    assert re.match(r"\d+ x cpu", lines["devices"])
+    assert int(lines["CPU cores"]) >= 1
+    assert lines["OPENIPU_DATA"] == "stand-in"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--epochs", "0"), "--epochs"),
+        (("--batch-size", "-1"), "--batch-size"),
+        (("--samples", "60001"), "--samples"),
+        (("--ipus", "0"), "--ipus"),
+    ],
+)
+def test_impossible_options_are_refused(arguments, message):
+    result = command("mnist", *arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+
+
+def test_a_mistake_is_shown_without_a_traceback():
+    result = command("mnist", OPENIPU_DATA="no/such/folder")
+    assert result.returncode == 2
+    assert "Error: OPENIPU_DATA=no/such/folder is not a folder" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_mnist_trains_reports_and_compares():
+    result = command("mnist", "--samples", "600", "--epochs", "2", "--batch-size", "32")
+    assert result.returncode == 0, result.stderr
+    assert "stand-in digits, not MNIST" in result.stdout
+    assert "STAND-IN DATA" in result.stderr
+    assert "19 steps per epoch, 19 steps per execution" in result.stdout
+    epochs = re.findall(r"epoch (\d)/2  loss ([\d.]+)  accuracy ([\d.]+)  ([\d,]+) µs/step", result.stdout)
+    assert [epoch[0] for epoch in epochs] == ["1", "2"]
+    assert float(epochs[1][1]) < float(epochs[0][1]), "the loss must fall"
+    assert re.search(r"test +loss [\d.]+  accuracy [\d.]+", result.stdout)
+    assert re.search(r"OpenIPU [\d,]+ µs/step, plain Keras on JAX [\d,]+ µs/step: ", result.stdout)
+
+
+def test_mnist_on_two_devices_without_comparison():
+    sizes = {"--samples": "300", "--epochs": "1", "--batch-size": "16", "--ipus": "2", "--steps-per-execution": "5"}
+    result = command("mnist", "--no-compare", *(word for option in sizes.items() for word in option))
+    assert result.returncode == 0, result.stderr
+    assert "2 device(s)" in result.stdout
+    assert "plain Keras" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"), [(2.04, "2.0 times faster"), (1.02, "the same speed"), (0.5, "2.0 times slower")]
+)
+def test_the_verdict_is_honest(ratio, words):
+    assert verdict(ratio) == words

@@ -1,0 +1,75 @@
+"""Every example, run as a user runs it, only smaller."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+DENSE = ["--samples", "2010", "--test-samples", "500", "--steps-per-epoch", "200", "--epochs", "3"]
+CNN = ["--samples", "650", "--test-samples", "200", "--batch-size", "32", "--epochs", "2"]
+
+COMMANDS = {
+    "mnist/mnist.py": [*DENSE, "--steps-per-execution", "50"],
+    "mnist/mnist_cpu.py": DENSE,
+    "keras_tutorial/demo.py": CNN,
+    "keras_tutorial/completed_demos/completed_demo_ipu.py": CNN,
+    "keras_tutorial/completed_demos/completed_demo_faster.py": CNN,
+}
+
+
+def example(name: str, *arguments: str) -> str:
+    """What it prints; it must end well, without a warning except the one about the stand-in data."""
+    # The backend is left to `import openipu`, as it is for a user.
+    environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+    result = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        env={**environment, "OPENIPU_DATA": "stand-in"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "STAND-IN DATA" in result.stderr
+    unexpected = [line for line in result.stderr.splitlines() if "Warning" in line and "StandIn" not in line]
+    assert not unexpected
+    return result.stdout
+
+
+def losses(output: str) -> list[float]:
+    """The loss of every epoch, as Keras prints it."""
+    return [float(loss) for loss in re.findall(r"^\d+/\d+ - .*?loss: ([\d.e+-]+)", output, re.MULTILINE)]
+
+
+def assert_learned(output: str, arguments: list[str]) -> None:
+    found = losses(output)
+    assert len(found) == int(arguments[arguments.index("--epochs") + 1])
+    assert found[-1] < found[0], "the loss must fall"
+    accuracy = re.search(r"^Test accuracy: (\d\.\d{4})$", output, re.MULTILINE)
+    assert accuracy is not None
+    # The dense network comes to about 0.8 here. The convolutional one has only begun to learn after so few steps.
+    if "--steps-per-epoch" in arguments:
+        assert float(accuracy.group(1)) > 0.6
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_example_learns(name):
+    assert_learned(example(name, *COMMANDS[name]), COMMANDS[name])
+
+
+def test_tf_data_variant():
+    pytest.importorskip("tensorflow")
+    arguments = [*COMMANDS["mnist/mnist.py"], "--tf-data"]
+    assert_learned(example("mnist/mnist.py", *arguments), arguments)
+
+
+def test_every_example_is_run_and_short():
+    scripts = {str(path.relative_to(EXAMPLES)): path for path in EXAMPLES.rglob("*.py")}
+    assert set(scripts) == set(COMMANDS)
+    for name, path in scripts.items():
+        assert len(path.read_text().splitlines()) < 150, name
+        assert (EXAMPLES / name.split("/")[0] / "README.md").exists()
