@@ -14,7 +14,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # A test must not depend on what the machine has downloaded before, nor load anything.
 os.environ["OPENIPU_DATA"] = "stand-in"
 _home = tempfile.TemporaryDirectory(prefix="openipu-tests-")
-os.environ["KERAS_HOME"] = _home.name
+os.environ["KERAS_HOME"] = str(Path(_home.name) / "keras")
+# One cache of compiled programs per worker: empty at first, so that compile counts mean something.
+os.environ["OPENIPU_CACHE"] = str(Path(_home.name) / "xla")
 
 # A first example compiles, so timing single examples says nothing.
 settings.register_profile("openipu", deadline=None, max_examples=40, derandomize=True, database=None)

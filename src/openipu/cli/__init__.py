@@ -32,10 +32,9 @@ def train_mnist(
 
     console = Console()
     with console.status("Loading Keras and JAX ..."):
-        from openipu.cli import mnist as command
-    options = command.Options(epochs, batch_size, steps_per_execution, ipus, compare, samples)
+        from openipu.cli.mnist import Options, run
     try:
-        command.run(options, console)
+        run(Options(epochs, batch_size, steps_per_execution, ipus, compare, samples), console)
     except ValueError as error:
         # What a user did wrong: the message has the numbers and the remedy, a traceback would hide it.
         Console(stderr=True).print(f"[bold red]Error:[/] {error}", highlight=False)
@@ -45,6 +44,6 @@ def train_mnist(
 @app.command("info")
 def show_info() -> None:
     """Show versions, devices, options and folders: what a bug report needs."""
-    from openipu.cli import info as command
+    from openipu.cli.info import run
 
-    command.run()
+    run()

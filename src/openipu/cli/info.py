@@ -3,12 +3,15 @@
 import os
 import platform
 from importlib import metadata
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import openipu
 
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from openipu.engine.cache import Cache
 
 _REQUIRED: Final = ("keras", "jax", "jaxlib", "numpy", "orbax-checkpoint")
 _OPTIONAL: Final = ("grain", "tensorflow", "torch")
@@ -21,7 +24,7 @@ def run(console: Console | None = None) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for section in (versions(), machine(), environment()):
+    for section in (versions(), machine(), options(), environment()):
         for name, value in section.items():
             table.add_row(name, value)
         table.add_section()
@@ -65,6 +68,28 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def options() -> dict[str, str]:
+    """What a new process is configured with, before it says anything itself, and where compiled programs are kept."""
+    from openipu import config
+    from openipu.config.environment import environment as asked
+    from openipu.engine import cache
+
+    effective = sum(option.no_effect is None for option in config.OPTIONS.values())
+    found = {
+        "IPUConfig": f"{len(config.OPTIONS)} options, {effective} take effect (list: python -m openipu.config)",
+        "cache folder": _describe(cache.choose(asked().executable_cache)),
+    }
+    return found | {f"{name} has no effect": why for name, why in asked().without_effect.items()}
+
+
+def _describe(cache: "Cache | None") -> str:
+    if cache is None:
+        return "off"
+    used = sum(path.stat().st_size for path in cache.folder.glob("**/*") if path.is_file())
+    limit = f"at most {cache.max_bytes >> 20} MiB" if cache.max_bytes >= 0 else "unlimited"
+    return f"{cache.folder} ({used >> 20} MiB, {limit})"
 
 
 def environment() -> dict[str, str]:

@@ -39,8 +39,8 @@ def _check_selection(config: IPUConfig, environment: Environment) -> None:
     counts, systems = as_list(config.auto_select_ipus), as_list(config.select_ipus)
     if counts and systems:
         raise ValueError(
-            f"auto_select_ipus is {config.auto_select_ipus} and select_ipus is {config.select_ipus}, but only one of them "
-            "can be set. Give the number of devices to auto_select_ipus or their indices to select_ipus."
+            f"auto_select_ipus is {config.auto_select_ipus} and select_ipus is {config.select_ipus}, but only one of "
+            "them can be set. Give the number of devices to auto_select_ipus or their indices to select_ipus."
         )
     for count in counts:
         if count < 1:
@@ -71,7 +71,7 @@ def _check_connection(config: IPUConfig, environment: Environment) -> None:
             f"device_connection.type is {connection.name}, which compiles without a device, but "
             f"device_connection.version is not set. Use one of {', '.join(_VERSIONS)}."
         )
-    if connection is DeviceConnectionType.PRE_COMPILE and cache.folder(environment.executable_cache) is None:
+    if connection is DeviceConnectionType.PRE_COMPILE and cache.choose(environment.executable_cache) is None:
         raise ValueError(
             "device_connection.type is PRE_COMPILE, but the executable cache is off, so nothing would be kept. "
             "Set TF_POPLAR_FLAGS=--executable_cache_path=FOLDER or remove OPENIPU_CACHE=off."

@@ -19,8 +19,8 @@ class Settings:
     """What a configuration means here. Two configurations that differ only in options without effect give equal ones.
 
     `requests` holds one entry per system: `devices.system(1)` gives the devices of the second.
-    `compiler_options` are what the user asks of XLA by name, and `by_platform` are options (name, value) that set an XLA
-    option on some platforms only; `System.compiler_options` joins the two for the platform that was found.
+    `compiler_options` are what the user asks of XLA by name, and `by_platform` are options (name, value) that set
+    an XLA option on some platforms only; `System.compiler_options` joins the two for the platform that was found.
     """
 
     requests: tuple[Request, ...] = (1,)
@@ -31,7 +31,7 @@ class Settings:
     compiler_options: tuple[tuple[str, str], ...] = ()
     by_platform: tuple[tuple[str, str], ...] = ()
     dump_folder: Path | None = None
-    executable_cache: Path | None = None
+    executable_cache: cache.Cache | None = None
     batch_norm_group: int = 1
 
     @property
@@ -59,7 +59,7 @@ def freeze(config: IPUConfig, env: Environment | None = None) -> Settings:
         compiler_options=tuple((name, _xla(value)) for name, value in _engine_options(config, env) if _is_xla(name)),
         by_platform=tuple((name, str(config._values[name])) for name in _changed(config) if OPTIONS[name].xla),
         dump_folder=Path(folder).expanduser() if folder else None,
-        executable_cache=cache.folder(env.executable_cache),
+        executable_cache=cache.choose(env.executable_cache),
         batch_norm_group=config.norms.experimental.distributed_batch_norm_replica_group_size,
     )
 

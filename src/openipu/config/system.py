@@ -16,12 +16,12 @@ def configure_ipu_system(config: IPUConfig, device: str = "cpu", reset_configura
     """Make `config` the configuration of this process.
 
     A configuration with the same meaning as the active one changes nothing. Any other waits for running programs, drops
-    the compiled ones and takes over, with a warning; with `reset_configuration=False` it is refused instead. Models stay
-    usable and compile again when they next run. `device` is the host and can only be a CPU. `config` is not changed.
+    the compiled ones and takes over, with a warning; with `reset_configuration=False` it is refused instead. Models
+    stay usable and compile again when they next run. `config` is not changed. `device` is the host, always a CPU.
     """
     global _active
-    if type(config) is not IPUConfig:
-        raise TypeError(f"configure_ipu_system takes an IPUConfig, not {config!r} of type {type(config).__name__}.")
+    if not isinstance(config, IPUConfig):
+        raise TypeError(f"configure_ipu_system takes an IPUConfig, not a value of type {type(config).__name__}.")
     _check_host(device)
     env = environment()
     settings = freeze(config, env)
@@ -29,16 +29,16 @@ def configure_ipu_system(config: IPUConfig, device: str = "cpu", reset_configura
 
     with _lock:
         previous = devices.configured()
-        if previous not in (None, settings):
-            if not reset_configuration:
-                raise ValueError(
-                    "Another configuration is active and reset_configuration is False. "
-                    "Call reset_ipu_configuration() first or leave reset_configuration at True."
-                )
-            logger.warning("The configuration changes: programs compiled so far are dropped and compiled again.")
+        if not reset_configuration and previous not in (None, settings):
+            raise ValueError(
+                "Another configuration is active and reset_configuration is False. "
+                "Call reset_ipu_configuration() first or leave reset_configuration at True."
+            )
         name_once(without_effect(config, env))
         devices.configure(settings)
         _active = copy.deepcopy(config)
+    if previous not in (None, settings):
+        logger.warning("The configuration has changed: programs compiled so far are dropped and compiled again.")
 
 
 def reset_ipu_configuration() -> None:
@@ -48,7 +48,7 @@ def reset_ipu_configuration() -> None:
         if _active is not None:
             from openipu.engine import devices
 
-            devices.unconfigure()
+            devices.configure(None)
             _active = None
 
 
@@ -59,7 +59,10 @@ def get_ipu_config(session: None = None) -> list[IPUConfig]:
     with _lock:
         if _active is None:
             raise RuntimeError("No IPU devices configured. Call configure_ipu_system() on an IPUConfig first.")
-        return [copy.deepcopy(_active) for _ in freeze(_active).requests]
+        from openipu.engine import devices
+
+        active = devices.configured()
+        return [copy.deepcopy(_active) for _ in (active.requests if active is not None else ())]
 
 
 def _check_host(device: str) -> None:

@@ -55,7 +55,7 @@ class Category:
             return self._values[full]
         if full in CATEGORIES:
             return Category(self._values, f"{full}.")
-        _raise_unknown(full)
+        raise ValueError(_unknown(full))
 
     def __setattr__(self, name: str, value: object) -> None:
         full = self._prefix + name
@@ -64,7 +64,9 @@ class Category:
                 f"{full} is a category of options and cannot be assigned to. Set an option inside it, for example "
                 f"{next(option for option in OPTIONS if option.startswith(f'{full}.'))}."
             )
-        metadata = self.get_attribute_metadata(name) if full in OPTIONS else _raise_unknown(full)
+        if full not in OPTIONS:
+            raise ValueError(_unknown(full))
+        metadata = AttributeMetadata(OPTIONS[full])
         metadata.check_type(value)
         metadata.warn_if_deprecated()
         self._values[full] = value
@@ -94,7 +96,7 @@ class Category:
         return Category, (self._values, self._prefix)
 
     def get_attribute_metadata(self, attr: str) -> AttributeMetadata:
-        """Give what is known about an option, named relative to this category: "math.fast" or "optimizations.math.fast".
+        """Give what is known about an option, by its full name or by its name inside this category.
 
         >>> IPUConfig().get_attribute_metadata("optimizations.math.fast").default
         False
@@ -182,22 +184,21 @@ def _encode(value: Any) -> Any:
 
 
 def _decode(name: str, value: Any) -> Any:
-    option = OPTIONS.get(name) or _raise_unknown(name)
+    if name not in OPTIONS:
+        raise ValueError(_unknown(name))
+    option = OPTIONS[name]
     if isinstance(option.type, type) and issubclass(option.type, Enum) and type(value) is int:
         value = option.type(value)
     option.check_type(value)
     return copy.deepcopy(value)
 
 
-def _raise_unknown(name: str) -> NoReturn:
-    raise ValueError(_unknown(name)) from None
-
-
 def _unknown(name: str) -> str:
     """Say that there is no such option, and which one was probably meant."""
-    near = difflib.get_close_matches(name, [*OPTIONS, *CATEGORIES], n=1, cutoff=0.75)
-    if not near:  # the right name in the wrong place
-        leaves = {option.rsplit(".", 1)[-1]: option for option in OPTIONS}
-        near = [leaves[leaf] for leaf in difflib.get_close_matches(name.rsplit(".", 1)[-1], leaves, n=1, cutoff=0.75)]
+    leaves = {option.rsplit(".", 1)[-1]: option for option in OPTIONS}
+    leaf = name.rsplit(".", 1)[-1]
+    near = [leaves[leaf]] if leaf in leaves else []  # the right name in the wrong place
+    near += difflib.get_close_matches(name, [*OPTIONS, *CATEGORIES], n=1, cutoff=0.75)
+    near += [leaves[close] for close in difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.75)]
     hint = f"Did you mean {near[0]!r}?" if near else "print(IPUConfig()) lists all options."
     return f"{name!r} is not an option of IPUConfig. {hint}"

@@ -4,31 +4,88 @@ Responsible for: where the cache is and how large it may grow. JAX does the cach
 """
 
 import hashlib
+import importlib.util
+import logging
 import os
 import platform
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 MAX_BYTES: Final = 2 << 30
+UNLIMITED: Final = -1
 MIN_COMPILE_SECONDS: Final = 0.1
 
-_enabled: Path | None = None
+_logger = logging.getLogger("openipu")
 
 
-def folder(executable_cache: Path | None = None) -> Path | None:
-    """Give the folder to cache in: the given one, else what OPENIPU_CACHE says, else one in the user's cache folder.
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A folder for compiled programs. Beyond `max_bytes` those that were not used for longest are deleted."""
 
-    None when OPENIPU_CACHE is "off".
+    folder: Path
+    max_bytes: int = MAX_BYTES
+
+
+_enabled: Cache | None = None
+
+
+def choose(executable_cache_path: Path | None = None) -> Cache | None:
+    """Give the cache to use: the given folder, else what OPENIPU_CACHE says, else one in the user's cache folder.
+
+    None when OPENIPU_CACHE is "off". A folder given as --executable_cache_path keeps everything, as in the original:
+    it may hold programs that were compiled ahead on purpose.
     """
-    if executable_cache is not None:
-        return executable_cache
+    if executable_cache_path is not None:
+        return Cache(executable_cache_path, UNLIMITED)
     asked = os.environ.get("OPENIPU_CACHE", "")
     if asked.lower() == "off":
         return None
     if asked:
-        return Path(asked).expanduser()
+        return Cache(Path(asked).expanduser())
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "openipu" / "xla" / _machine()
+    return Cache(Path(base).expanduser() / "openipu" / "xla" / _machine())
+
+
+def enable(cache: Cache | None) -> None:
+    """Make JAX use `cache`, or none. A cache that the user has set up in JAX itself is left alone."""
+    global _enabled
+    import jax
+
+    config: Any = jax.config
+    present = config.jax_compilation_cache_dir
+    if present and (_enabled is None or present != str(_enabled.folder)):
+        return
+    if cache == _enabled or (cache is not None and not _usable(cache.folder)):
+        return
+    _set_up(config, cache)
+    _enabled = cache
+
+
+def _set_up(config: Any, cache: Cache | None) -> None:
+    from jax.experimental.compilation_cache import compilation_cache
+
+    config.update("jax_compilation_cache_dir", None if cache is None else str(cache.folder))
+    if cache is not None:
+        # JAX refuses to bound a cache when it cannot lock it.
+        lockable = importlib.util.find_spec("filelock") is not None
+        config.update("jax_compilation_cache_max_size", cache.max_bytes if lockable else UNLIMITED)
+        config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
+    compilation_cache.reset_cache()  # JAX looks at its settings only once
+
+
+def _usable(folder: Path) -> bool:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError as error:
+        _logger.warning(
+            "Compiled programs are not kept, because %s cannot be written to (%s). Set OPENIPU_CACHE to another "
+            "folder, or to off.", folder, error.strerror,
+        )  # fmt: skip
+        return False
 
 
 def _machine() -> str:

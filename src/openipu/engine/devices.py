@@ -8,6 +8,21 @@ Not responsible for: what options mean (`openipu.config`), meshes and replicas (
     system.generation               # a compiled program is valid while this number stays the same
     system.settings                 # the frozen configuration: allow_recompute, dump_folder, ...
     dict(system.compiler_options)   # for jax.jit(...).lower(...).compile(compiler_options=...)
+
+[Note: virtual CPU devices]
+XLA:CPU runs all its devices on one pool of max(cores, devices) threads, and a device that waits in a collective blocks
+one of them. So N + cores devices are made when N > 1 are used: the cores stay busy while N devices wait. When only one
+is used JAX is left alone, because more threads than cores cost a loop of small matrix products 10 to 20 %. An idle
+device costs two threads, 0.15 MB and 0.1 ms.
+
+The number of devices is fixed when JAX starts. When more are needed later, the CPU client is thrown away and made again
+(`jax.extend.backend.clear_backends`, public). What was made before goes on working on the old client, which lives as
+long as its arrays: arrays, random keys, compiled functions, meshes, Keras models in the midst of training. JAX moves
+old arrays to new devices by itself, with one exception: an array *committed* to an old device (by `device_put` or a
+sharding) cannot meet one committed to a new device in the same operation until it has been `device_put` there. Keras
+does not commit its variables; the engine must `device_put` its own state after a change of generation. All of JAX's
+compiled functions are dropped, which the cache on disk softens. A second CPU client beside the first would avoid that,
+but making one is private API of jaxlib. Measured with JAX 0.10.2 and 0.11.0 on 2 cores.
 """
 
 import contextlib
@@ -16,13 +31,20 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
-from openipu.config.enums import SelectionOrder
-from openipu.config.settings import Settings
+from openipu.config import OPTIONS, IPUConfig
+from openipu.config.enums import DeviceConnectionType, SelectionOrder
+from openipu.config.notices import name_once
+from openipu.config.settings import Settings, freeze, without_effect
+from openipu.engine import cache
 
 import jax
 import jax.extend.backend
 
+MAX_VIRTUAL_DEVICES: Final = 1024
+
+_jax: Any = jax  # parts of its public surface carry no annotations
 _lock = threading.RLock()
 _settings: Settings | None = None
 _systems: tuple["System", ...] | None = None
@@ -73,50 +95,56 @@ def configured() -> Settings | None:
     return _settings
 
 
-def configure(settings: Settings) -> None:
-    """Make `settings` the active configuration; programs compiled under another one are dropped."""
-    global _settings
+def configure(settings: Settings | None) -> None:
+    """Make `settings` the active configuration, None for none; programs compiled under another one are dropped.
+
+    When the devices are not to be had, the error leaves the previous configuration in force.
+    """
+    global _settings, _systems, _generation
     with _lock:
         if settings == _settings:
             return
-        _reset()
-        _settings = settings
-
-
-def unconfigure() -> None:
-    """Forget the active configuration. Does nothing when there is none."""
-    global _settings
-    with _lock:
-        if _settings is not None:
-            _reset()
-            _settings = None
+        _finish()
+        attached = None
+        if settings is not None and settings.connection is DeviceConnectionType.ALWAYS:
+            attached = _attach(settings, _generation + 1)
+        _settings, _systems, _generation = settings, attached, _generation + 1
 
 
 def attach() -> tuple[System, ...]:
     """Find, or make, the devices of the active configuration."""
     global _systems
+    attached = _systems
+    if attached is not None:
+        return attached
     with _lock:
         if _systems is None:
-            _systems = _attach(_settings or Settings(), _generation)
+            _systems = _attach(_settings or _unconfigured(), _generation)
         return _systems
 
 
-def _reset() -> None:
-    global _systems, _generation
-    if _systems is not None:
-        for array in jax.live_arrays():
+def _unconfigured() -> Settings:
+    name_once(without_effect(IPUConfig()))  # the environment can still ask for something
+    return freeze(IPUConfig())
+
+
+def _finish() -> None:
+    """Wait for running programs, and let go of the compiled ones."""
+    for platform in {system.platform for system in _systems or ()}:
+        for array in _jax.live_arrays(platform):
             # A program that failed has said so to whoever ran it.
             with contextlib.suppress(RuntimeError):
                 array.block_until_ready()
     for callback in tuple(_on_reset):
         callback()
-    _systems = None
-    _generation += 1
 
 
 def _attach(settings: Settings, generation: int) -> tuple[System, ...]:
+    cache.enable(settings.executable_cache)
     pool = _pool(settings.device_count, settings.on_cpu)
-    start, systems = 0, []
+    options = _compiler_options(settings, pool[0])
+    systems: list[System] = []
+    start = 0
     for ordinal, request in enumerate(settings.requests):
         if isinstance(request, int):
             chosen = pool[start : start + request]
@@ -124,12 +152,12 @@ def _attach(settings: Settings, generation: int) -> tuple[System, ...]:
         else:
             chosen = [pool[index] for index in request]
         devices = tuple(chosen[position] for position in layout(len(chosen), settings.order))
-        systems.append(System(devices, devices[0].platform, generation, settings, settings.compiler_options, ordinal))
+        systems.append(System(devices, devices[0].platform, generation, settings, options, ordinal))
     return tuple(systems)
 
 
 def layout(count: int, order: SelectionOrder) -> list[int]:
-    """Give the order in which `count` devices standing in two columns are used."""
+    """Give the order in which `count` devices that stand in two columns are used."""
     positions = list(range(count))
     if order is SelectionOrder.SNAKE:
         return [p for row in range(0, count, 2) for p in positions[row : row + 2][:: -1 if row % 4 else 1]]
@@ -138,29 +166,65 @@ def layout(count: int, order: SelectionOrder) -> list[int]:
     return positions
 
 
+def _compiler_options(settings: Settings, device: jax.Device) -> tuple[tuple[str, str], ...]:
+    """Give the XLA options for the platform of `device`, after XLA has seen that they exist."""
+    implied = {OPTIONS[name].xla.get(device.platform): value for name, value in settings.by_platform}
+    name_once({
+        name: f"it means nothing on platform {device.platform}"
+        for name, _ in settings.by_platform
+        if device.platform not in OPTIONS[name].xla
+    })  # fmt: skip
+    options = {name: value for name, value in implied.items() if name is not None} | dict(settings.compiler_options)
+    if options:
+        try:
+            with jax.default_device(device):
+                _jax.jit(lambda: 0).lower().compile(compiler_options=options)
+        except jax.errors.JaxRuntimeError as error:
+            raise ValueError(
+                f"XLA does not accept the compiler options {options}: {str(error).splitlines()[0]}. "
+                "Correct compilation_poplar_options or POPLAR_ENGINE_OPTIONS."
+            ) from None
+    return tuple(options.items())
+
+
 def _pool(needed: int, on_cpu: bool) -> Sequence[jax.Device]:
-    """Give at least `needed` devices."""
-    if needed > 1:
-        with contextlib.suppress(RuntimeError):  # JAX is in use already
-            jax.config.update("jax_num_cpu_devices", max(needed + _cores(), _asked_for()))
-    devices = jax.local_devices(backend="cpu" if on_cpu else None)
+    """Give at least `needed` devices, virtual ones where the platform is a CPU. See [Note: virtual CPU devices]."""
+    if 1 < needed <= MAX_VIRTUAL_DEVICES:
+        with contextlib.suppress(RuntimeError):  # JAX has started already
+            _jax.config.update("jax_num_cpu_devices", max(needed + _cores(), _cpu_devices_asked_for()))
+    devices: Sequence[jax.Device] = _jax.local_devices(backend="cpu" if on_cpu else None)
     if len(devices) >= needed:
         return devices
     if jax.default_backend() != "cpu":
         raise ValueError(
-            f"{needed} devices are asked for, but JAX has {len(devices)} of platform {devices[0].platform!r}. Ask for "
-            f"{len(devices)} or fewer, or set the environment variable JAX_PLATFORMS=cpu to use virtual CPU devices."
+            f"{needed} devices are needed, but JAX has {len(devices)} of platform {devices[0].platform!r}, numbered "
+            "from 0. Ask for no more, or set the environment variable JAX_PLATFORMS=cpu to use virtual CPU devices."
         )
-    jax.extend.backend.clear_backends()
-    jax.config.update("jax_num_cpu_devices", needed + _cores())
-    return jax.local_devices()
+    if needed > MAX_VIRTUAL_DEVICES:
+        raise ValueError(f"{needed} virtual CPU devices are needed. Ask for {MAX_VIRTUAL_DEVICES} or fewer.")
+    if _jax.distributed.is_initialized():
+        raise ValueError(
+            f"{needed} devices are needed, but JAX has started with {len(devices)} and is part of a group of "
+            "processes, so it cannot start again. Configure before jax.distributed.initialize()."
+        )
+    return _start_again(needed + _cores())
+
+
+def _start_again(count: int) -> Sequence[jax.Device]:
+    default = _jax.config.jax_default_device
+    _jax.extend.backend.clear_backends()
+    _jax.config.update("jax_num_cpu_devices", count)
+    devices: Sequence[jax.Device] = _jax.local_devices()
+    if isinstance(default, jax.Device):  # it would keep new arrays on the old client
+        _jax.config.update("jax_default_device", devices[default.id])
+    return devices
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _asked_for() -> int:
-    """The number of CPU devices that the user has set already."""
+def _cpu_devices_asked_for() -> int:
+    """Give the number of CPU devices that the user has set, by any of JAX's ways."""
     flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    return max(int(flag[1]) if flag else 0, int(jax.config.jax_num_cpu_devices))
+    return max(int(flag[1]) if flag else 0, int(_jax.config.jax_num_cpu_devices))

@@ -74,6 +74,12 @@ class Source(Protocol):
     def batch_bytes(self) -> int:
         """Bytes that one batch adds to a slab."""
 
+    def begin_epoch(self) -> None:
+        """Called before the first batch of an epoch is read."""
+
+    def end_epoch(self) -> None:
+        """Called after the last batch of an epoch was read, also when training stops in the middle of it."""
+
 
 # --- arrays ----------------------------------------------------------------------------------------------------------
 
@@ -93,11 +99,17 @@ class ArraySource:
         return _ArrayPass(self._order(), self._batch, width, self._device)
 
     def first_batch(self) -> Tree:
-        rows = self._order()[: self._batch]
+        rows = np.random.permutation(self._batch) if self._shuffle == "batch" else self._order()[: self._batch]
         return jax.tree.map(lambda a: a[rows], self._host)
 
     def batch_bytes(self) -> int:
         return 4 * self._batch
+
+    def begin_epoch(self) -> None:
+        """Nothing: arrays know no epochs."""
+
+    def end_epoch(self) -> None:
+        """Nothing: arrays know no epochs."""
 
     def _order(self) -> np.ndarray:
         """Row numbers in the order of plain Keras, drawn from the same random sequence."""
@@ -132,31 +144,51 @@ class _ArrayPass:
 
 
 class StreamSource:
-    """Batches as they come from a data adapter, stacked on the host and sent one slab at a time."""
+    """Batches as they come from a data adapter, stacked on the host and sent one slab at a time.
+
+    [Note: who opens the data] Opening a shuffled source moves its random sequence on. Plain Keras opens it once when
+    it has to see a batch to build the model, and once per pass. So a batch that was only read to learn its size is kept
+    for whichever of the two comes next.
+    """
 
     def __init__(self, adapter: Any, device: Any) -> None:
         self._adapter, self._device = adapter, device
         self.resident: Tree = None
         self.num_batches: int | None = adapter.num_batches
-        self._bytes: int | None = None
+        self._peeked: tuple[Tree, Iterator[Tree]] | None = None
 
     def start(self, width: int) -> _StreamPass:
-        return _StreamPass(keras_model.batches(self._adapter), width, self._device)
+        peeked, self._peeked = self._peeked, None
+        batches = itertools.chain([peeked[0]], peeked[1]) if peeked else keras_model.batches(self._adapter)
+        return _StreamPass(batches, width, self._device)
 
     def first_batch(self) -> Tree:
-        batch = next(keras_model.batches(self._adapter), None)
-        if batch is None:
-            raise ValueError(
-                "The data source is empty: it gave 0 batches. Give at least one batch; a generator that was already "
-                "used up cannot be read a second time."
-            )
-        self._bytes = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(batch))
+        batch, _ = self._peek()
+        if not keras_model.reads_ahead(self._adapter):
+            self._peeked = None
         return batch
 
     def batch_bytes(self) -> int:
-        if self._bytes is None:
-            self.first_batch()
-        return self._bytes or 1
+        batch, _ = self._peek()
+        return sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(_as_arrays(batch)))
+
+    def begin_epoch(self) -> None:
+        self._adapter.on_epoch_begin()
+
+    def end_epoch(self) -> None:
+        self._adapter.on_epoch_end()
+
+    def _peek(self) -> tuple[Tree, Iterator[Tree]]:
+        if self._peeked is None:
+            batches = keras_model.batches(self._adapter)
+            batch = next(batches, None)
+            if batch is None:
+                raise ValueError(
+                    "The data source is empty: it gave 0 batches. Give at least one batch; a generator that was "
+                    "already used up cannot be read a second time."
+                )
+            self._peeked = batch, batches
+        return self._peeked
 
 
 class _StreamPass:
@@ -235,7 +267,18 @@ class Feed:
     def num_steps(self) -> int | None:
         return self.steps_per_epoch or self.source.num_batches
 
+    def restart(self) -> None:
+        """Begin the next epoch at the first batch."""
+        self._pass = None
+
     def epoch(self) -> Iterator[Slab]:
+        self.source.begin_epoch()
+        try:
+            yield from self._slabs()
+        finally:
+            self.source.end_epoch()
+
+    def _slabs(self) -> Iterator[Slab]:
         done = 0
         if self.steps_per_epoch is None:
             self._pass = None

@@ -304,6 +304,11 @@ def batches(adapter: DataAdapter) -> Iterator[Batch]:
     return iter(adapter.get_jax_iterator())
 
 
+def reads_ahead(adapter: DataAdapter) -> bool:
+    """Whether workers fill a queue behind the adapter, so that a pass that was begun has to be gone on with."""
+    return getattr(adapter, "enqueuer", None) is not None
+
+
 # --- classes ---------------------------------------------------------------------------------------------------------
 
 

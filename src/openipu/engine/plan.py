@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import keras
 
 from . import model as keras_model
-from .devices import System
 from .feed import ArraySource, Feed, Source, StreamSource
+from .place import Place
 
 log = logging.getLogger("openipu")
 
@@ -23,27 +22,6 @@ RESIDENT_SHARE = 0.3
 """Share of a device's free memory that a dataset may take to be kept resident."""
 SLAB_SHARE = 0.1
 """Share of a device's free memory that one slab of streamed batches may take (two exist at a time)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The device that a model runs on, and how programs are compiled for it."""
-
-    device: Any
-    generation: int
-    recompute: bool
-    compiler_options: tuple[tuple[str, str], ...]
-
-
-def place(system: System) -> Place:
-    """Where an unpipelined model runs on `system`."""
-    if len(system.devices) > 1:
-        raise ValueError(
-            f"{len(system.devices)} devices are configured, but a model runs on 1 device in this version. "
-            "Set `cfg.auto_select_ipus = 1` and call `cfg.configure_ipu_system()` again."
-        )
-    options = system.compiler_options
-    return Place(system.devices[0], system.generation, system.settings.allow_recompute, options)
 
 
 def make_feed(

@@ -17,8 +17,9 @@ from . import model as keras_model
 from .feed import Feed, Slab
 from .loop import Loop, Result
 from .model import Held, Mode
-from .plan import Place, make_feed
-from .plan import place as make_place
+from .place import Place
+from .place import place as make_place
+from .plan import make_feed
 
 Logs = dict[str, Any]
 
@@ -32,7 +33,7 @@ class StepFunction:
     def __init__(self, model: Any, mode: Mode, place: Place) -> None:
         step = keras_model.make_step(model, mode, recompute=place.recompute)
         self.place = place
-        self.loop = Loop(step, place.device, dict(place.compiler_options))
+        self.loop = Loop(f"{model.name}_{mode}", step, place)
         self._mode = mode
 
     def __call__(self, parts: tuple[Any, ...], iterator: Iterator[Any]) -> tuple[Any, tuple[Any, ...]]:
@@ -208,6 +209,7 @@ def evaluate(
 
 def _evaluate(session: Session, feed: Feed, callbacks: Any) -> Logs:
     model = session.model
+    feed.restart()
     keras_model.build(model, feed.source.first_batch)
     model.stop_evaluating = False
     callbacks.on_test_begin()

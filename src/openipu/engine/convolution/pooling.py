@@ -96,7 +96,8 @@ def reduce_windows(x: jax.Array, windows: Windows, combine: Binary, init: Any) -
 
 def scatter_windows(source: jax.Array, operand: jax.Array, windows: Windows, prefer: Binary) -> jax.Array:
     """The gradient of max pooling: every window's `source` goes to the first element that `prefer` keeps."""
-    chosen = _choose(operand, windows, prefer)
+    # Each is read once per window position: without the barrier what computes them would be fused in, and done as often.
+    source, chosen = lax.optimization_barrier((source, _choose(operand, windows, prefer)))
     if windows.plain:
         return _spread_blocks(source, chosen, windows)
     zero = lax.full_like(source, 0)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from . import lowerings, pooling
+from . import lowerings, pooling, winograd
 from .geometry import Geometry
 from .pooling import Windows
 from .rule import plan_convolution, plan_pooling
@@ -54,8 +54,11 @@ def _convolution(eqn: JaxprEqn, platform: str) -> Lowering | None:
     dtype = _accumulator(result)
     if choice.kind == "elementwise":
         return lambda a, b: [lowerings.elementwise(a, b, geo, dtype).astype(result)]
-    lowering = getattr(lowerings, choice.kind)
     precision = eqn.params.get("precision")
+    if choice.kind in _WINOGRAD:
+        tiled = _WINOGRAD[choice.kind]
+        return lambda a, b: [tiled(a, b, geo, dtype, precision).astype(result)]
+    lowering = getattr(lowerings, choice.kind)
     return lambda a, b: [lowering(a, b, geo, dtype, precision, choice.chunk).astype(result)]
 
 
@@ -109,6 +112,11 @@ def _pool_gradient(eqn: JaxprEqn, platform: str) -> Lowering | None:
     return lambda t, x: [pooling.scatter_windows(t.astype(acc), x, windows, prefer).astype(dtype)]
 
 
+_WINOGRAD = {
+    "winograd": winograd.forward,
+    "winograd_scatter": winograd.scatter,
+    "winograd_weights": winograd.weights,
+}
 _MAKERS: dict[str, Callable[[JaxprEqn, str], Lowering | None]] = {
     "conv_general_dilated": _convolution,
     "reduce_window_max": _pool,

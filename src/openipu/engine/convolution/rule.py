@@ -12,7 +12,7 @@ from typing import Literal
 from .geometry import Geometry
 from .pooling import Windows
 
-Kind = Literal["gather", "scatter", "gather_right", "elementwise"]
+Kind = Literal["gather", "scatter", "gather_right", "elementwise", "winograd", "winograd_scatter", "winograd_weights"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,13 @@ class Limits:
     """Multiply-adds of one convolution up to which it is replaced; None: any number."""
     forward_pooling: bool
     """Whether pooling itself is replaced, not only its gradient."""
+    winograd: bool
+    """Whether 3x3 convolutions may be done with fewer multiplications (needs float32 products that are not rounded to less)."""
 
 
-CPU = Limits(positions=256, patches=256 << 20, multiplications=None, forward_pooling=True)
-GPU = Limits(positions=64, patches=64 << 20, multiplications=1 << 28, forward_pooling=False)
+WINOGRAD_CHANNELS = 16
+CPU = Limits(positions=256, patches=256 << 20, multiplications=None, forward_pooling=True, winograd=True)
+GPU = Limits(positions=64, patches=64 << 20, multiplications=1 << 28, forward_pooling=False, winograd=False)
 LIMITS = {"cpu": CPU, "gpu": GPU, "cuda": GPU, "rocm": GPU}
 
 
@@ -49,6 +52,10 @@ def plan_convolution(geo: Geometry, platform: str) -> Choice | None:
         return None
     if limits.multiplications is not None and geo.multiplications > limits.multiplications:
         return None
+    if limits.winograd:
+        kind = winograd_kind(geo)
+        if kind is not None:
+            return Choice(kind)
     sizes = costs(geo)
     counts = slices(geo)
     fitting = [kind for kind in sizes if counts[kind] <= limits.positions]
@@ -58,6 +65,22 @@ def plan_convolution(geo: Geometry, platform: str) -> Choice | None:
     per_slice = sizes[kind] // counts[kind]
     chunk = max(limits.patches // max(per_slice, 1), 1)
     return Choice(kind, 0 if chunk >= counts[kind] else chunk)
+
+
+def winograd_kind(geo: Geometry) -> Kind | None:
+    """The Winograd form of a convolution, if it has one that pays."""
+    steps = geo.strides + geo.lhs_dilation + geo.rhs_dilation
+    if len(geo.spatial) != 2 or geo.groups != 1 or max(steps) > 1 or geo.itemsize != 4:
+        return None
+    if geo.kernel == (3, 3):
+        if min(geo.features_in, geo.features_out) < WINOGRAD_CHANNELS:
+            return None
+        # Equal sizes on both sides say nothing; an input gradient reads a kernel whose features stand the other way round.
+        gradient = geo.spatial < geo.out or (geo.spatial == geo.out and geo.rhs_spec[0] < geo.rhs_spec[1])
+        return "winograd_scatter" if gradient else "winograd"
+    if geo.out == (3, 3) and min(geo.batch, geo.features_out) >= WINOGRAD_CHANNELS:
+        return "winograd_weights"
+    return None
 
 
 def costs(geo: Geometry) -> dict[Kind, int]:

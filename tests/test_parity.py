@@ -1,0 +1,38 @@
+"""Weights, metrics, history and predictions are plain Keras', for every model and any `steps_per_execution`."""
+
+import functools
+
+import pytest
+import zoo
+
+pytestmark = zoo.KERAS_WARNINGS
+
+ROWS = {"whole": zoo.BATCH * zoo.FULL_STEPS, "remainder": zoo.BATCH * zoo.FULL_STEPS + 3}
+STEPS = {"1": lambda rows: 1, "7": lambda rows: 7, "epoch": lambda rows: -(-rows // zoo.BATCH)}
+
+
+@functools.cache
+def plain(name: str, rows: int) -> zoo.Outcome:
+    return zoo.train(zoo.CASES[name], rows, None)
+
+
+def grid():
+    """Every model once by default, two models with all combinations; everything else is slow."""
+    for name in zoo.CASES:
+        for rows in ROWS:
+            for steps in STEPS:
+                default = (rows, steps) == ("remainder", "7") or name in ("dense", "batchnorm_dropout")
+                marks = () if default else pytest.mark.slow
+                yield pytest.param(name, ROWS[rows], STEPS[steps](ROWS[rows]), marks=marks, id=f"{name}-{rows}-{steps}")
+
+
+@pytest.mark.parametrize(("name", "rows", "steps_per_execution"), list(grid()))
+def test_same_as_plain_keras(name, rows, steps_per_execution):
+    case = zoo.CASES[name]
+    zoo.assert_same(zoo.train(case, rows, steps_per_execution), plain(name, rows), case.tolerance)
+
+
+def test_the_comparison_notices_another_sample_order():
+    other = zoo.train(zoo.CASES["dense"], ROWS["remainder"], 7, shuffle=False)
+    with pytest.raises(AssertionError):
+        zoo.assert_same(other, plain("dense", ROWS["remainder"]))
