@@ -69,7 +69,7 @@ def test_model_checkpoint_writes_what_the_epoch_ended_with(tmp_path):
     path = tmp_path / "at-{epoch}.weights.h5"
     fit(5, lambda: [keras.callbacks.ModelCheckpoint(path, save_weights_only=True), Weights()])
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"at-{n}.weights.h5" for n in (1, 2, 3, 4)]
-    model = zoo.make(zoo.CASES["dense"], None, seed=1)
+    model = zoo.dense()
     for n, weights in enumerate(seen, 1):
         model.load_weights(tmp_path / f"at-{n}.weights.h5")
         assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), weights, strict=True))
@@ -127,7 +127,7 @@ def test_csv_logger(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_tensorboard(tmp_path):
-    pytest.importorskip("tensorflow")
+    pytest.importorskip("tensorboard", reason="Keras writes through the tensorboard package")
     fit(5, lambda: [keras.callbacks.TensorBoard(tmp_path, update_freq=5, histogram_freq=1)])
     names = {path.parent.name for path in tmp_path.rglob("events.out.tfevents.*")}
     assert names == {"train", "validation"}
