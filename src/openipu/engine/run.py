@@ -50,6 +50,8 @@ class Session:
     def __init__(self, model: Any, strategy: Any) -> None:
         self.model, self.strategy = model, strategy
         self._held: list[Held] = []
+        self.validation: Feed | None = None
+        """The validation data of a running `fit`, kept over its epochs."""
 
     @property
     def place(self) -> Place:
@@ -160,7 +162,7 @@ def fit(
     callbacks = keras_model.callback_list(
         model, callbacks, add_history=True, verbose=verbose, epochs=epochs, steps=feed.num_steps
     )
-    validation: Feed | None = None
+    session.validation = None
     model.stop_training = False
     epoch_logs: Logs = {}
     callbacks.on_train_begin()
@@ -169,16 +171,22 @@ def fit(
             callbacks.on_epoch_begin(epoch)
             epoch_logs = _run_metrics(session, "train", feed, callbacks, lambda: model.stop_training)
             if validation_data is not None and keras_model.should_evaluate(model, epoch, validation_freq):
-                validation = validation or make_feed(
-                    session.place, model.steps_per_execution, *keras.utils.unpack_x_y_sample_weight(validation_data),
-                    batch_size=validation_batch_size or batch_size, steps=validation_steps,
+                val_x, val_y, val_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
+                settings: Any = {"batch_size": validation_batch_size or batch_size, "steps": validation_steps}
+                session.validation = session.validation or make_feed(
+                    session.place, model.steps_per_execution, val_x, val_y, val_weight, **settings
+                )
+                # Through the model, because a user's class may have an `evaluate` of its own.
+                values = model.evaluate(
+                    val_x, val_y, sample_weight=val_weight, **settings,
+                    callbacks=callbacks, return_dict=True, _use_cached_eval_dataset=True,
                 )  # fmt: skip
-                values = _evaluate(session, validation, callbacks)
                 epoch_logs |= {f"val_{name}": value for name, value in values.items()}
             callbacks.on_epoch_end(epoch, epoch_logs)
             if model.stop_training:
                 break
     finally:
+        session.validation = None
         if epochs > 0:
             keras_model.finalize(model)
     callbacks.on_train_end(logs=epoch_logs)
@@ -195,11 +203,14 @@ def evaluate(
     steps: int | None = None,
     callbacks: Any = None,
     return_dict: bool = False,
+    *,
+    _use_cached_eval_dataset: bool = False,
 ) -> Any:
     """Losses and metrics over the data, as `keras.Model.evaluate` gives them."""
     model = session.model
     keras_model.assert_compiled(model, "evaluate")
-    feed = make_feed(
+    feed = session.validation if _use_cached_eval_dataset else None
+    feed = feed or make_feed(
         session.place, model.steps_per_execution, x, y, sample_weight, batch_size=batch_size, steps=steps
     )
     callbacks = keras_model.callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)

@@ -18,6 +18,12 @@ class ModelExtension:
     """Trains, evaluates and predicts through compiled device loops."""
 
     _ipu_session: run.Session
+    _ipu_plain: type
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make a plain model outside of any scope, as cloning a model of a strategy there does."""
+        model = super().__new__(cls, *args, **kwargs)
+        return model if "_ipu_session" in model.__dict__ else cls._ipu_plain(*args, **kwargs)
 
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **kwargs: Any) -> Any:
@@ -50,6 +56,10 @@ class ModelExtension:
         """Put the state of a running execution into the model's variables; Keras' callbacks call this."""
         self._ipu_session.sync()
         super().jax_state_sync()  # type: ignore[misc]
+
+    def __reduce__(self) -> Any:
+        """Pickle as the plain model; like a loaded one, it belongs to the scope in which it is opened."""
+        return keras_model.pickled(super().__reduce__())
 
 
 @functools.cache
