@@ -349,9 +349,13 @@ def subclass_as(cls: type, extension: type) -> type:
     Keras rewrites the bases of functional subclasses in place, hence one private copy of the extension per class.
     """
     between = type(extension.__name__, (extension, keras.Model), {"__module__": extension.__module__})
-    namespace = {
-        "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "_ipu_plain": cls,
-    }  # fmt: skip
+
+    def new(kind: type, *args: Any, **kwargs: Any) -> Any:
+        # Cloning a model of a strategy outside of any scope ends here, and gives a plain one.
+        model = super(extended, kind).__new__(kind, *args, **kwargs)
+        return model if "_ipu_session" in model.__dict__ else cls(*args, **kwargs)
+
+    namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "__new__": new}
     extended = type(cls.__name__, (cls, between), namespace)
     for names in (object_registration.GLOBAL_CUSTOM_NAMES, api_export.REGISTERED_OBJS_TO_NAMES):
         if cls in names:

@@ -18,12 +18,6 @@ class ModelExtension:
     """Trains, evaluates and predicts through compiled device loops."""
 
     _ipu_session: run.Session
-    _ipu_plain: type
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make a plain model outside of any scope, as cloning a model of a strategy there does."""
-        model = super().__new__(cls, *args, **kwargs)
-        return model if "_ipu_session" in model.__dict__ else cls._ipu_plain(*args, **kwargs)
 
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **kwargs: Any) -> Any:
