@@ -342,7 +342,7 @@ def pickled(parts: Any) -> tuple[Any, ...]:
     return (keras.Model._unpickle_model, *parts[1:])
 
 
-def subclass_as(cls: type, extension: type) -> type:
+def subclass_as(cls: type, extension: type) -> Any:
     """A class that behaves as `cls` with `extension`'s methods put between the user's classes and Keras'.
 
     It keeps the name, module and registered name, so that a saved model names the user's class and opens anywhere.
@@ -356,7 +356,7 @@ def subclass_as(cls: type, extension: type) -> type:
         return model if "_ipu_session" in model.__dict__ else cls(*args, **kwargs)
 
     namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "__new__": new}
-    extended = type(cls.__name__, (cls, between), namespace)
+    extended: Any = type(cls.__name__, (cls, between), namespace)
     for names in (object_registration.GLOBAL_CUSTOM_NAMES, api_export.REGISTERED_OBJS_TO_NAMES):
         if cls in names:
             names[extended] = names[cls]

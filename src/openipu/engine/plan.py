@@ -6,7 +6,9 @@ Every rule about these numbers is checked here, with an error that says the numb
 from __future__ import annotations
 
 import logging
+import operator
 import os
+import warnings
 from typing import Any
 
 import jax
@@ -37,11 +39,10 @@ def make_feed(
     class_weight: Any = None,
 ) -> Feed:
     """How the given data reaches programs on `where`."""
-    positive("steps_per_execution", steps_per_execution)
-    positive("batch_size", batch_size, optional=True)
-    positive("steps", steps, optional=True)
-    limit = keras.config.max_steps_per_epoch()
-    steps = min(steps or limit, limit) if limit else steps
+    steps_per_execution = positive("steps_per_execution", steps_per_execution)
+    batch_size = positive("batch_size", batch_size, optional=True)
+    steps = positive("steps", steps, optional=True)
+    steps = limited("max_steps_per_epoch", keras.config.max_steps_per_epoch(), steps)
     adapter = keras_model.get_data_adapter(
         x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps, shuffle=shuffle, class_weight=class_weight
     )
@@ -49,12 +50,21 @@ def make_feed(
     return Feed(source, _width(source, steps_per_execution, steps, where.device), steps)
 
 
-def positive(name: str, value: Any, *, optional: bool = False) -> None:
-    """Check a count."""
+def positive(name: str, value: Any, *, optional: bool = False, least: int = 1) -> Any:
+    """`value` as an int, checked to be a count; None stays None where it is optional."""
     if optional and value is None:
-        return
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-        raise ValueError(f"`{name}` is {value!r}, but it counts something: give a whole number of 1 or more.")
+        return None
+    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
+        raise ValueError(f"`{name}` is {value!r}, but it counts something: give a whole number of {least} or more.")
+    return operator.index(value)
+
+
+def limited(name: str, limit: int | None, value: Any) -> Any:
+    """`value`, or the smaller limit that the user has set in `keras.config`; a warning says which one it is."""
+    if not limit or (value is not None and value <= limit):
+        return value
+    warnings.warn(f"Limited to {limit} by `keras.config.set_{name}({limit})`.", stacklevel=4)
+    return limit
 
 
 def _source(adapter: Any, device: Any) -> Source:

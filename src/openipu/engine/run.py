@@ -19,7 +19,7 @@ from .loop import Loop, Result
 from .model import Held, Mode
 from .place import Place
 from .place import place as make_place
-from .plan import make_feed
+from .plan import limited, make_feed, positive
 
 Logs = dict[str, Any]
 
@@ -149,7 +149,17 @@ def fit(
     """Train, as `keras.Model.fit` does."""
     model = session.model
     keras_model.assert_compiled(model, "fit")
-    epochs = min(epochs, keras.config.max_epochs() or epochs)
+    batch_size = positive("batch_size", batch_size, optional=True)
+    steps_per_epoch = positive("steps_per_epoch", steps_per_epoch, optional=True)
+    validation_steps = positive("validation_steps", validation_steps, optional=True)
+    validation_batch_size = positive("validation_batch_size", validation_batch_size, optional=True)
+    initial_epoch = positive("initial_epoch", initial_epoch, least=0)
+    epochs = positive("epochs", epochs, least=0)
+    if not 0 <= validation_split < 1:
+        raise ValueError(
+            f"`validation_split` is {validation_split!r}. Give the share of rows to hold out: 0 or more, and below 1."
+        )
+    epochs = limited("max_epochs", keras.config.max_epochs(), epochs)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = keras_model.train_validation_split(
             (x, y, sample_weight), validation_split=validation_split

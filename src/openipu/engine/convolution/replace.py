@@ -64,7 +64,7 @@ def _convolution(eqn: JaxprEqn, platform: str) -> Lowering | None:
     precision = eqn.params.get("precision")
     if choice.kind in _WINOGRAD:
         tiled = _WINOGRAD[choice.kind]
-        return lambda a, b: [wall(tiled(a, b, geo, dtype, precision).astype(result))]
+        return lambda a, b: [wall(tiled(a.astype(dtype), b.astype(dtype), geo, dtype, precision, choice.tile).astype(result))]
     lowering = getattr(lowerings, choice.kind)
     if choice.kind == "scatter":
         return lambda a, b: [wall(lowering(a, b, geo, dtype, precision, choice.chunk).astype(result))]

@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from .geometry import Geometry
+from .geometry import Geometry, Shape
 from .pooling import Windows
+from .winograd import transform
 
 Kind = Literal["gather", "scatter", "gather_right", "elementwise", "winograd", "winograd_scatter", "winograd_weights"]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A lowering and how many positions it lays out at once (0: all)."""
+    """A lowering, how many positions it lays out at once (0: all), and the tile of a Winograd form."""
 
     kind: Kind
     chunk: int = 0
+    tile: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,10 @@ class Limits:
 
 
 WINOGRAD_CHANNELS = 16
+WINOGRAD_GAIN = 1.5
+WINOGRAD_KERNELS = (2, 3, 4, 5)
+WINOGRAD_WEIGHTS = (2, 3, 4)
+WINOGRAD_TILES = {6: 64, 4: 4096}
 FEW_PRODUCTS = 32
 FEW_OUTPUTS = 8
 CPU = Limits(positions=256, patches=256 << 20, multiplications=None, forward_pooling=True, winograd=True)
@@ -54,10 +60,9 @@ def plan_convolution(geo: Geometry, platform: str) -> Choice | None:
         return None
     if limits.multiplications is not None and geo.multiplications > limits.multiplications:
         return None
-    if limits.winograd:
-        kind = winograd_kind(geo)
-        if kind is not None:
-            return Choice(kind)
+    tiled = plan_winograd(geo) if limits.winograd else None
+    if tiled is not None:
+        return tiled
     sizes = costs(geo)
     counts = slices(geo)
     fitting = [kind for kind in sizes if counts[kind] <= limits.positions]
@@ -69,20 +74,30 @@ def plan_convolution(geo: Geometry, platform: str) -> Choice | None:
     return Choice(kind, 0 if chunk >= counts[kind] else chunk)
 
 
-def winograd_kind(geo: Geometry) -> Kind | None:
+def plan_winograd(geo: Geometry) -> Choice | None:
     """The Winograd form of a convolution, if it has one that pays."""
     steps = geo.strides + geo.lhs_dilation + geo.rhs_dilation
     if len(geo.spatial) != 2 or geo.groups != 1 or max(steps) > 1 or geo.itemsize != 4:
         return None
-    if geo.kernel == (3, 3):
-        if min(geo.features_in, geo.features_out) < WINOGRAD_CHANNELS:
-            return None
+    if geo.kernel[0] == geo.kernel[1] and geo.kernel[0] in WINOGRAD_KERNELS:
         # Equal sizes on both sides say nothing; an input gradient reads a kernel whose features stand the other way round.
         gradient = geo.spatial < geo.out or (geo.spatial == geo.out and geo.rhs_spec[0] < geo.rhs_spec[1])
-        return "winograd_scatter" if gradient else "winograd"
-    if geo.out == (3, 3) and min(geo.batch, geo.features_out) >= WINOGRAD_CHANNELS:
-        return "winograd_weights"
+        kind, area = ("winograd_scatter", geo.spatial) if gradient else ("winograd", geo.out)
+        return _tiled(kind, geo.kernel[0], area, (geo.features_in, geo.features_out))
+    if geo.out[0] == geo.out[1] and geo.out[0] in WINOGRAD_WEIGHTS:
+        return _tiled("winograd_weights", geo.out[0], geo.kernel, (geo.batch, geo.features_out))
     return None
+
+
+def _tiled(kind: Kind, size: int, area: Shape, channels: tuple[int, int]) -> Choice | None:
+    """The tile with the fewest multiplications that keeps rounding small [Note: rounding of Winograd]."""
+    if min(channels) < WINOGRAD_CHANNELS:
+        return None
+    sizes = [n for n, most in WINOGRAD_TILES.items() if max(channels) <= most and n > size]
+    costs = {n: n * n * prod(transform(n, size).grid(area)) for n in sizes}
+    tile = min(costs, key=lambda n: costs[n], default=0)
+    worth = tile and costs[tile] * WINOGRAD_GAIN <= size * size * prod(area)
+    return Choice(kind, tile=tile) if worth else None
 
 
 def costs(geo: Geometry) -> dict[Kind, int]:

@@ -1,20 +1,22 @@
-"""Convolutions with small kernels at a fraction of the multiplications: Winograd's minimal filtering, F(4x4, 3x3).
+"""Convolutions with small kernels at a fraction of the multiplications: Winograd's minimal filtering.
 
-The input is cut into tiles of n x n (n = 6) that overlap by two; a linear transform of each tile and of the kernel turns the convolution of a
-tile into n x n independent products, which over all tiles and channels are n x n matrix products. A 3x3 kernel then costs 36 multiplications per 4x4
-outputs instead of 144, and the transformed tiles take a quarter of the memory of patches.
+The input is cut into overlapping tiles of n x n; a linear transform of each tile and of the kernel turns the convolution of a tile into n x n independent
+products, which over all tiles and channels are n x n matrix products. With n = 6 a 3x3 kernel costs 36 multiplications per 4x4 outputs instead of 144, and
+the transformed tiles take a quarter of the memory of patches.
 
 The three parts of one layer share their transforms, because they are written as the transposes of each other: forward and weight gradient transform
 the input alike, weight gradient and input gradient transform the incoming gradient alike, forward and input gradient transform the kernel alike. The
 compiler sees equal expressions and computes them once.
 
-Rounding grows with the tile. With the points 0, +-1/sqrt 2, +-sqrt 2 the largest error of a float32 result is about 1e-6 of its largest entry, against 5e-7 of a
-plain sum; the usual points 0, +-1, +-2 would give 4e-6.
+[Note: rounding of Winograd] Rounding grows with the tile and the number of channels. With the points 0, +-1/sqrt 2, +-sqrt 2 and up to 64 channels the largest
+error of a float32 result is 0.5e-6 to 1.6e-6 of its largest entry, against 0.5e-6 of a plain sum; the usual points 0, +-1, +-2 would give 4e-6. With n = 4 it is
+that of a plain sum. An infinity in the input makes its whole tile NaN.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, reduce
 from math import prod, sqrt
 from typing import Any
@@ -26,140 +28,127 @@ from jax import lax
 from .arrays import Axes, arrange, pad, window
 from .geometry import Geometry, Shape
 
-TILE = 4
-_POINTS = {4: (0.0, 1.0, -1.0), 6: (0.0, sqrt(0.5), -sqrt(0.5), sqrt(2.0), -sqrt(2.0))}
+POINTS = {4: (0.0, 1.0, -1.0), 6: (0.0, sqrt(0.5), -sqrt(0.5), sqrt(2.0), -sqrt(2.0))}
 
 Rows = tuple[tuple[float, ...], ...]
 
 
-def forward(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None) -> jax.Array:
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """The matrices for tiles of `n` inputs and kernels of `size`: a tile has `step` outputs along each axis."""
+
+    n: int
+    size: int
+    gradient: Rows
+    kernel: Rows
+    data: Rows
+
+    @property
+    def step(self) -> int:
+        """Outputs of a tile along one axis."""
+        return self.n - self.size + 1
+
+    def grid(self, area: Shape) -> Shape:
+        """Tiles along each axis that cover an area of outputs."""
+        return tuple(-(-extent // self.step) for extent in area)
+
+
+@cache
+def transform(n: int, size: int) -> Transform:
+    """The transform after Cook and Toom.
+
+    Rows of `gradient` and `kernel` evaluate a polynomial at one point, the last at infinity; each row of `data` holds the polynomial that is
+    zero at all other points.
+    """
+    points = np.asarray(POINTS[n])
+    step = n - size + 1
+    a, g, b = np.zeros((n, step)), np.zeros((n, size)), np.zeros((n, n))
+    for j, point in enumerate(points):
+        others = np.delete(points, j)
+        a[j] = point ** np.arange(step)
+        g[j] = point ** np.arange(size) / np.prod(point - others)
+        b[j, : n - 1] = np.poly(others)[::-1]
+    a[-1, -1] = g[-1, -1] = 1
+    b[-1] = np.poly(points)[::-1]
+    return Transform(n, size, _rows(a), _rows(g), _rows(b))
+
+
+def forward(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, n: int = 6) -> jax.Array:
     """A convolution, by tiles of its output."""
-    axes = _axes(geo)
-    tiles = _tiles(geo.out)
-    x = arrange(lhs, axes.lhs, ("n", *axes.spatial, "c"))
-    data = _input_tiles(x, geo, tiles)
-    kernel = _kernel(arrange(rhs, axes.rhs, (*axes.spatial, "c", "f")), geo.kernel[0])
+    t = transform(n, geo.kernel[0])
+    grid = t.grid(geo.out)
+    data = _data_tiles(_arranged(lhs, geo.lhs_spec, "nc", "nhwc"), geo, t, grid)
+    kernel = _kernel(_arranged(rhs, geo.rhs_spec, "fc", "hwcf"), t)
     products = _products(data, kernel, (2, 1), dtype, precision)
-    out = _planes(products, geo.batch, tiles, _transposed(_matrices(geo.kernel[0])[0]))
-    out = pad(out, 0, [(0, 0, 0), *((0, o - size, 0) for o, size in zip(geo.out, out.shape[1:-1], strict=True)), (0, 0, 0)])
-    return arrange(out, ("n", *axes.spatial, "f"), axes.out)
+    out = _placed(products, geo.batch, grid, _transposed(t.gradient), t)
+    cut = [(0, want - have, 0) for want, have in zip(geo.out, out.shape[1:3], strict=True)]
+    return _out(pad(out, 0, [(0, 0, 0), *cut, (0, 0, 0)]), "nhwf", geo)
 
 
-def scatter(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None) -> jax.Array:
+def scatter(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, n: int = 6) -> jax.Array:
     """The same convolution by tiles of its input, each adding to the outputs it reaches: for input gradients."""
-    axes = _axes(geo)
-    size = geo.kernel[0]
-    tiles = _tiles(geo.spatial)
-    g = arrange(lhs, axes.lhs, ("n", *axes.spatial, "c"))
-    data = _gradient_tiles(g, tiles, size)
+    t = transform(n, geo.kernel[0])
+    grid = t.grid(geo.spatial)
+    data = _gradient_tiles(_arranged(lhs, geo.lhs_spec, "nc", "nhwc"), t, grid)
     # JAX reverses the kernel for an input gradient; reversed once more it is the forward kernel, and so is its transform.
-    flipped = lax.rev(arrange(rhs, axes.rhs, (*axes.spatial, "f", "c")), (0, 1))
-    products = _products(data, _kernel(flipped, size), (2, 2), dtype, precision)
-    out = _planes(products, geo.batch, tiles, _transposed(_matrices(size)[2]))
-    cut = [(low - (size - 1), o - full - low + size - 1, 0) for o, full, (low, _) in zip(geo.out, out.shape[1:-1], geo.padding, strict=True)]
-    return arrange(pad(out, 0, [(0, 0, 0), *cut, (0, 0, 0)]), ("n", *axes.spatial, "f"), axes.out)
+    kernel = _kernel(lax.rev(_arranged(rhs, geo.rhs_spec, "fc", "hwfc"), (0, 1)), t)
+    products = _products(data, kernel, (2, 2), dtype, precision)
+    out = _placed(products, geo.batch, grid, _transposed(t.data), t)
+    lows = [low - (t.size - 1) for low, _ in geo.padding]
+    cut = [(low, want - have - low, 0) for low, want, have in zip(lows, geo.out, out.shape[1:3], strict=True)]
+    return _out(pad(out, 0, [(0, 0, 0), *cut, (0, 0, 0)]), "nhwf", geo)
 
 
-def weights(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None) -> jax.Array:
+def weights(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, n: int = 6) -> jax.Array:
     """A convolution whose output is as small as a kernel: a weight gradient. Batch and channels have exchanged roles in it."""
-    axes = _axes(geo)
-    size = geo.out[0]
-    tiles = _tiles(geo.kernel)
-    x = arrange(lhs, axes.lhs, ("c", *axes.spatial, "n"))
-    g = arrange(rhs, axes.rhs, ("c", *axes.spatial, "f"))
-    products = _products(_input_tiles(x, geo, tiles, size), _gradient_tiles(g, tiles, size), (1, 1), dtype, precision)
-    n = TILE + size - 1
-    grid = lax.reshape(products, (n, n, *products.shape[1:]))
-    back = _transposed(_matrices(size)[1])
-    rows = _combine([lax.index_in_dim(grid, i, 0, keepdims=False) for i in range(n)], back)
-    columns = [_combine([lax.index_in_dim(row, j, 0, keepdims=False) for j in range(n)], back) for row in rows]
-    out = _stack([_stack(c, 0) for c in columns], 0)
-    return arrange(out, (*axes.spatial, "n", "f"), axes.out)
+    t = transform(n, geo.out[0])
+    grid = t.grid(geo.kernel)
+    data = _data_tiles(_arranged(lhs, geo.lhs_spec, "nc", "chwn"), geo, t, grid)
+    gradient = _gradient_tiles(_arranged(rhs, geo.rhs_spec, "fc", "chwf"), t, grid)
+    products = _products(data, gradient, (1, 1), dtype, precision)
+    back = _transposed(t.kernel)
+    rows = _combine(_along(lax.reshape(products, (n, n, *products.shape[1:])), 0), back)
+    return _out(_stack([_stack(_combine(_along(row, 0), back), 0) for row in rows], 0), "hwnf", geo)
 
 
-def tiles_needed(sizes: Shape) -> int:
-    """Tiles that cover an area."""
-    return prod(_tiles(sizes))
+def _named(spec: Shape, roles: str) -> Axes:
+    return tuple(name for _, name in sorted(zip(spec, roles + "hw", strict=True)))
 
 
-def _tiles(sizes: Shape) -> Shape:
-    return tuple(-(-size // TILE) for size in sizes)
+def _arranged(x: jax.Array, spec: Shape, roles: str, wanted: str) -> jax.Array:
+    return arrange(x, _named(spec, roles), tuple(wanted))
 
 
-class _axes:
-    """The names of the axes of one convolution, in their order in memory."""
-
-    def __init__(self, geo: Geometry) -> None:
-        self.spatial = tuple(f"s{i}" for i in range(len(geo.spatial)))
-        self.lhs = self._named(geo.lhs_spec, "n", "c")
-        self.rhs = self._named(geo.rhs_spec, "f", "c")
-        self.out = self._named(geo.out_spec, "n", "f")
-
-    def _named(self, spec: Shape, first: str, second: str) -> Axes:
-        return tuple(name for _, name in sorted(zip(spec, (first, second, *self.spatial), strict=True)))
+def _out(x: jax.Array, axes: str, geo: Geometry) -> jax.Array:
+    return arrange(x, tuple(axes), _named(geo.out_spec, "nf"))
 
 
-def _input_tiles(x: jax.Array, geo: Geometry, tiles: Shape, size: int = 0) -> jax.Array:
+def _data_tiles(x: jax.Array, geo: Geometry, t: Transform, grid: Shape) -> jax.Array:
     """Every overlapping tile of the padded input, transformed: [n * n, all tiles, channels]."""
-    size = size or geo.kernel[0]
-    n = TILE + size - 1
     config = [
-        (low, (t - 1) * TILE + n - extent - low, 0) for extent, t, (low, _) in zip(geo.spatial, tiles, geo.padding, strict=True)
+        (low, (count - 1) * t.step + t.n - extent - low, 0)
+        for extent, count, (low, _) in zip(geo.spatial, grid, geo.padding, strict=True)
     ]
-    x = pad(x, 0, [(0, 0, 0), *config, (0, 0, 0)])
-    return _by_tiles(x, tiles, _matrices(size)[2])
+    return _by_tiles(pad(x, 0, [(0, 0, 0), *config, (0, 0, 0)]), grid, t.data, t)
 
 
-def _gradient_tiles(g: jax.Array, tiles: Shape, size: int) -> jax.Array:
+def _gradient_tiles(g: jax.Array, t: Transform, grid: Shape) -> jax.Array:
     """Every tile of an incoming gradient, transformed: [n * n, all tiles, channels]."""
-    config = [(0, t * TILE - extent, 0) for extent, t in zip(g.shape[1:-1], tiles, strict=True)]
-    return _by_tiles(pad(g, 0, [(0, 0, 0), *config, (0, 0, 0)]), tiles, _matrices(size)[0])
+    config = [(0, count * t.step - extent, 0) for extent, count in zip(g.shape[1:3], grid, strict=True)]
+    return _by_tiles(pad(g, 0, [(0, 0, 0), *config, (0, 0, 0)]), grid, t.gradient, t)
 
 
-def _by_tiles(x: jax.Array, tiles: Shape, matrix: Rows) -> jax.Array:
+def _by_tiles(x: jax.Array, grid: Shape, matrix: Rows, t: Transform) -> jax.Array:
     """`matrix` applied to every tile of `x` along both axes, one axis after the other."""
-    inner = len(matrix[0])
-    rows = _stack(_combine([window(x, [1], [i], [TILE], [tiles[0]]) for i in range(inner)], matrix), 0)
-    both = _stack(_combine([window(rows, [3], [j], [TILE], [tiles[1]]) for j in range(inner)], matrix), 1)
-    n = len(matrix)
-    return lax.reshape(both, (n * n, x.shape[0] * prod(tiles), x.shape[-1]))
+    inner = range(len(matrix[0]))
+    rows = _stack(_combine([window(x, [1], [i], [t.step], [grid[0]]) for i in inner], matrix), 0)
+    both = _stack(_combine([window(rows, [3], [j], [t.step], [grid[1]]) for j in inner], matrix), 1)
+    return lax.reshape(both, (t.n * t.n, x.shape[0] * prod(grid), x.shape[-1]))
 
 
-def _planes(products: jax.Array, batch: int, tiles: Shape, matrix: Rows) -> jax.Array:
-    """`matrix` applied to the products along both axes, and the tiles that come out put in place; where they overlap they add up."""
-    n = len(matrix[0])
-    grid = lax.reshape(products, (n, n, batch, *tiles, products.shape[-1]))
-    columns = _combine([lax.index_in_dim(grid, j, 1, keepdims=False) for j in range(n)], matrix)
-    columns = [lax.optimization_barrier(c) for c in _overlapped(columns, 3)]
-    parts = [_overlapped(_combine([lax.index_in_dim(c, i, 0, keepdims=False) for i in range(n)], matrix), 1) for c in columns]
-    rows = [_interleave([part[i] for part in parts], 2) for i in range(TILE)]
-    return _interleave(rows, 1)
-
-
-def _overlapped(planes: list[jax.Array], axis: int) -> list[jax.Array]:
-    """One plane for each place in a tile; what reaches past a tile is added to the tiles after it."""
-    reach = (len(planes) - 1) // TILE
-    if not reach:
-        return planes
-    moved = []
-    for i, plane in enumerate(planes):
-        config = [(0, 0, 0)] * plane.ndim
-        config[axis] = (i // TILE, reach - i // TILE, 0)
-        moved.append(pad(plane, 0, config))
-    return [reduce(lax.add, moved[i::TILE]) for i in range(TILE)]
-
-
-def _interleave(planes: list[jax.Array], axis: int) -> jax.Array:
-    """Planes of every fourth element as one array."""
-    out = _stack(planes, axis + 1)
-    return lax.reshape(out, (*out.shape[:axis], out.shape[axis] * TILE, *out.shape[axis + 2 :]))
-
-
-def _kernel(w: jax.Array, size: int) -> jax.Array:
+def _kernel(w: jax.Array, t: Transform) -> jax.Array:
     """The transformed kernel: [n * n, *channels]."""
-    matrix = _matrices(size)[1]
-    rows = _combine([lax.index_in_dim(w, i, 0, keepdims=False) for i in range(size)], matrix)
-    both = [_combine([lax.index_in_dim(row, j, 0, keepdims=False) for j in range(size)], matrix) for row in rows]
+    both = [_combine(_along(row, 0), t.kernel) for row in _combine(_along(w, 0), t.kernel)]
     return _stack([e for row in both for e in row], 0)
 
 
@@ -168,13 +157,44 @@ def _products(a: jax.Array, b: jax.Array, contracted: tuple[int, int], dtype: An
     return lax.dot_general(a, b, numbers, precision=precision, preferred_element_type=dtype)
 
 
+def _placed(products: jax.Array, batch: int, grid: Shape, matrix: Rows, t: Transform) -> jax.Array:
+    """`matrix` applied to the products along both axes, and the tiles that come out put in place; where they overlap they add up."""
+    products = lax.reshape(products, (t.n, t.n, batch, *grid, products.shape[-1]))
+    columns = _overlapped(_combine(_along(products, 1), matrix), 3, t.step)
+    parts = [_overlapped(_combine(_along(column, 0), matrix), 1, t.step) for column in columns]
+    return _interleave([_interleave([part[i] for part in parts], 2) for i in range(t.step)], 1)
+
+
+def _overlapped(planes: list[jax.Array], axis: int, step: int) -> list[jax.Array]:
+    """One plane for each place in a tile; what reaches past a tile is added to the tiles after it."""
+    reach = (len(planes) - 1) // step
+    if not reach:
+        return planes
+    moved = []
+    for i, plane in enumerate(planes):
+        config = [(0, 0, 0)] * plane.ndim
+        config[axis] = (i // step, reach - i // step, 0)
+        moved.append(pad(plane, 0, config))
+    return [reduce(lax.add, moved[i::step]) for i in range(step)]
+
+
+def _interleave(planes: list[jax.Array], axis: int) -> jax.Array:
+    """Planes that each hold every n-th element along an axis, as one array."""
+    out = _stack(planes, axis + 1)
+    return lax.reshape(out, (*out.shape[:axis], out.shape[axis] * len(planes), *out.shape[axis + 2 :]))
+
+
 def _combine(terms: Sequence[jax.Array], matrix: Rows) -> list[jax.Array]:
     """The matrix times the vector of arrays; factors 0 and 1 cost nothing."""
     out = []
     for row in matrix:
-        scaled = [term if factor == 1 else term * np.asarray(factor, term.dtype) for term, factor in zip(terms, row, strict=True) if factor]
-        out.append(reduce(lax.add, scaled))
+        pairs = [(x, factor) for x, factor in zip(terms, row, strict=True) if factor]
+        out.append(reduce(lax.add, [x if factor == 1 else x * np.asarray(factor, x.dtype) for x, factor in pairs]))
     return out
+
+
+def _along(x: jax.Array, axis: int) -> list[jax.Array]:
+    return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
 
 
 def _stack(parts: Sequence[jax.Array], axis: int) -> jax.Array:
@@ -183,25 +203,6 @@ def _stack(parts: Sequence[jax.Array], axis: int) -> jax.Array:
 
 def _transposed(matrix: Rows) -> Rows:
     return tuple(zip(*matrix, strict=True))
-
-
-@cache
-def _matrices(size: int) -> tuple[Rows, Rows, Rows]:
-    """The transforms of gradient, kernel and input tiles (A, G, B transposed) for a kernel of `size`, after Cook and Toom.
-
-    Column j of A and row j of G evaluate a polynomial at point j, the last at infinity; row j of B is the polynomial that is zero at all other points.
-    """
-    n = TILE + size - 1
-    points = np.asarray(_POINTS[n])
-    a, g, b = np.zeros((n, TILE)), np.zeros((n, size)), np.zeros((n, n))
-    for j, point in enumerate(points):
-        others = np.delete(points, j)
-        a[j] = point ** np.arange(TILE)
-        g[j] = point ** np.arange(size) / np.prod(point - others)
-        b[j, : n - 1] = np.poly(others)[::-1]
-    a[-1, -1] = g[-1, -1] = 1
-    b[-1] = np.poly(points)[::-1]
-    return _rows(a), _rows(g), _rows(b)
 
 
 def _rows(matrix: np.ndarray[Any, Any]) -> Rows:
