@@ -14,12 +14,14 @@ import keras
 import numpy as np
 
 from . import model as keras_model
+from .accumulate import Accumulation
 from .feed import Feed, Slab
 from .loop import Loop, Result
 from .model import Held, Mode
+from .options import Options
 from .place import Place
 from .place import place as make_place
-from .plan import make_feed
+from .plan import check_training, make_feed
 
 Logs = dict[str, Any]
 
@@ -30,18 +32,19 @@ class StepFunction:
     `train_on_batch`, `test_on_batch` and `predict_on_batch` call it with the parts of the state that they know.
     """
 
-    def __init__(self, model: Any, mode: Mode, place: Place) -> None:
-        step = keras_model.make_step(model, mode, recompute=place.recompute)
+    def __init__(self, model: Any, mode: Mode, place: Place, accumulation: Accumulation) -> None:
+        step = keras_model.make_step(model, mode, place.replicas, recompute=place.recompute)
         self.place = place
-        self.loop = Loop(f"{model.name}_{mode}", step, place)
+        self.loop = Loop(f"{model.name}_{mode}", step, place, accumulation)
         self._mode = mode
 
     def __call__(self, parts: tuple[Any, ...], iterator: Iterator[Any]) -> tuple[Any, tuple[Any, ...]]:
         """One step on the next batch."""
-        state = keras_model.place_state(keras_model.state_of(self._mode, parts), self.place.device)
+        replicas = self.place.replicas
+        state = keras_model.spread_state(keras_model.state_of(self._mode, parts), replicas)
         result, state = self.loop.execute_one(state, next(iterator))
         value = result.rows() if self._mode == "predict" else result.value
-        return value, keras_model.parts_of(self._mode, state)
+        return value, keras_model.parts_of(self._mode, keras_model.gather_state(state, replicas))
 
 
 class Session:
@@ -49,7 +52,12 @@ class Session:
 
     def __init__(self, model: Any, strategy: Any) -> None:
         self.model, self.strategy = model, strategy
+        self.options = Options()
         self._held: list[Held] = []
+
+    def accumulation(self, mode: Mode) -> Accumulation:
+        """How many micro-batches make one update in `mode`, and how."""
+        return self.options.accumulation if mode == "train" else Accumulation()
 
     @property
     def place(self) -> Place:
@@ -62,7 +70,7 @@ class Session:
         name, place = f"{mode}_function", self.place
         current = getattr(self.model, name, None)
         if force or not isinstance(current, StepFunction) or current.place != place:
-            current = StepFunction(self.model, mode, place)
+            current = StepFunction(self.model, mode, place, self.accumulation(mode))
             setattr(self.model, name, current)
         return current
 
@@ -74,7 +82,7 @@ class Session:
     def epoch(self, mode: Mode, feed: Feed, callbacks: Any) -> Iterator[list[Result]]:
         """Run one epoch; gives the results of each execution after the callbacks have seen it."""
         function = self.function(mode)
-        loop, held = function.loop, Held(self.model, mode, function.place.device)
+        loop, held = function.loop, Held(self.model, mode, function.place.replicas)
         began = getattr(callbacks, f"on_{mode}_batch_begin")
         ended = getattr(callbacks, f"on_{mode}_batch_end")
         slabs = _Ahead(feed.epoch())
@@ -147,13 +155,14 @@ def fit(
     """Train, as `keras.Model.fit` does."""
     model = session.model
     keras_model.assert_compiled(model, "fit")
+    check_training(model, session.place, session.accumulation("train"))
     epochs = min(epochs, keras.config.max_epochs() or epochs)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = keras_model.train_validation_split(
             (x, y, sample_weight), validation_split=validation_split
         )
     feed = make_feed(
-        session.place, model.steps_per_execution, x, y, sample_weight,
+        session.place, model.steps_per_execution, session.accumulation("train"), x, y, sample_weight,
         batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
     )  # fmt: skip
     keras_model.build(model, feed.source.first_batch)
@@ -170,7 +179,7 @@ def fit(
             epoch_logs = _run_metrics(session, "train", feed, callbacks, lambda: model.stop_training)
             if validation_data is not None and keras_model.should_evaluate(model, epoch, validation_freq):
                 validation = validation or make_feed(
-                    session.place, model.steps_per_execution, *keras.utils.unpack_x_y_sample_weight(validation_data),
+                    session.place, model.steps_per_execution, Accumulation(), *keras.utils.unpack_x_y_sample_weight(validation_data),
                     batch_size=validation_batch_size or batch_size, steps=validation_steps,
                 )  # fmt: skip
                 values = _evaluate(session, validation, callbacks)
@@ -200,7 +209,7 @@ def evaluate(
     model = session.model
     keras_model.assert_compiled(model, "evaluate")
     feed = make_feed(
-        session.place, model.steps_per_execution, x, y, sample_weight, batch_size=batch_size, steps=steps
+        session.place, model.steps_per_execution, Accumulation(), x, y, sample_weight, batch_size=batch_size, steps=steps
     )
     callbacks = keras_model.callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
     logs = _evaluate(session, feed, callbacks)
@@ -241,7 +250,7 @@ def predict(
 ) -> Any:
     """The model's outputs for every row of the data, in its order."""
     model = session.model
-    feed = make_feed(session.place, model.steps_per_execution, x, batch_size=batch_size, steps=steps)
+    feed = make_feed(session.place, model.steps_per_execution, Accumulation(), x, batch_size=batch_size, steps=steps)
     keras_model.build_for_predict(model, feed.source.first_batch)
     callbacks = keras_model.callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
     model.stop_predicting = False
