@@ -390,3 +390,12 @@ def test_turning_the_cache_on_and_off_in_one_process(
     monkeypatch.setenv("OPENIPU_CACHE", str(tmp_path / "file" / "below"))
     assert folder() is None
     assert "cannot be written to" in caplog.text
+
+
+def test_a_half_written_cache_entry_is_removed(tmp_path: Path) -> None:
+    """A process killed while it writes an entry must not keep later ones from using the cache."""
+    (tmp_path / "jit_f-00-cache").write_bytes(b"half")
+    (tmp_path / "jit_g-00-cache").write_bytes(b"whole")
+    (tmp_path / "jit_g-00-atime").write_bytes(b"12345678")
+    cache._repair(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["jit_g-00-atime", "jit_g-00-cache"]

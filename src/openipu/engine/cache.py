@@ -68,11 +68,19 @@ def _set_up(config: Any, cache: Cache | None) -> None:
 
     config.update("jax_compilation_cache_dir", None if cache is None else str(cache.folder))
     if cache is not None:
+        _repair(cache.folder)
         # JAX refuses to bound a cache when it cannot lock it.
         lockable = importlib.util.find_spec("filelock") is not None
         config.update("jax_compilation_cache_max_size", cache.max_bytes if lockable else UNLIMITED)
         config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
     compilation_cache.reset_cache()  # JAX looks at its settings only once
+
+
+def _repair(folder: Path) -> None:
+    """Delete entries that a killed process left half written; one of them keeps JAX from adding any other."""
+    for entry in folder.glob("*-cache"):
+        if not entry.with_name(entry.name.removesuffix("-cache") + "-atime").exists():
+            entry.unlink(missing_ok=True)
 
 
 def _usable(folder: Path) -> bool:

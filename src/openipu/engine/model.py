@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from keras.src import api_export
 from keras.src.backend.jax.trainer import JAXTrainer
 from keras.src.saving import object_registration
 from keras.src.trainers.data_adapters import get_data_adapter
@@ -379,6 +380,11 @@ def extend_new_models(extend: Callable[[type], type | None], made: Callable[[Any
     return undo
 
 
+def pickled(parts: Any) -> tuple[Any, ...]:
+    """What Keras pickles a model to, without a reference to its swapped class, which has no importable name."""
+    return (keras.Model._unpickle_model, *parts[1:])
+
+
 def subclass_as(cls: type, extension: type) -> type:
     """A class that behaves as `cls` with `extension`'s methods put between the user's classes and Keras'.
 
@@ -386,9 +392,15 @@ def subclass_as(cls: type, extension: type) -> type:
     Keras rewrites the bases of functional subclasses in place, hence one private copy of the extension per class.
     """
     between = type(extension.__name__, (extension, keras.Model), {"__module__": extension.__module__})
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    extended = type(cls.__name__, (cls, between), names)
-    registered = object_registration.GLOBAL_CUSTOM_NAMES
-    if cls in registered:
-        registered[extended] = registered[cls]
+
+    def new(kind: type, *args: Any, **kwargs: Any) -> Any:
+        # Cloning a model of a strategy outside of any scope ends here, and gives a plain one.
+        model = super(extended, kind).__new__(kind, *args, **kwargs)
+        return model if "_ipu_session" in model.__dict__ else cls(*args, **kwargs)
+
+    namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "__new__": new}
+    extended = type(cls.__name__, (cls, between), namespace)
+    for names in (object_registration.GLOBAL_CUSTOM_NAMES, api_export.REGISTERED_OBJS_TO_NAMES):
+        if cls in names:
+            names[extended] = names[cls]
     return extended

@@ -28,11 +28,11 @@ SLAB_SHARE = 0.1
 def make_feed(
     where: Place,
     steps_per_execution: int,
-    accumulation: Accumulation,
     x: Any,
     y: Any = None,
     sample_weight: Any = None,
     *,
+    accumulated: int = 1,
     batch_size: int | None = None,
     steps: int | None = None,
     shuffle: bool | str = False,
@@ -49,7 +49,7 @@ def make_feed(
     )
     source = _source(adapter, where.replicas)
     wanted = steps_per_execution * where.replicas.count
-    return Feed(source, _width(source, wanted, steps, where.replicas, accumulation), steps)
+    return Feed(source, _width(source, wanted, steps, where.replicas, accumulated), steps)
 
 
 def positive(name: str, value: Any, *, optional: bool = False) -> None:
@@ -72,9 +72,9 @@ def _source(adapter: Any, replicas: Replicas) -> Source:
     return ArraySource(adapter, replicas)
 
 
-def _width(source: Source, wanted: int, steps: int | None, replicas: Replicas, accumulation: Accumulation) -> int:
+def _width(source: Source, wanted: int, steps: int | None, replicas: Replicas, accumulated: int) -> int:
     """Batches in one launch: those `wanted`, but no more than an epoch has or than memory holds."""
-    unit = replicas.count * accumulation.steps
+    unit = replicas.count * accumulated
     ends = steps or source.num_batches
     width = wanted if ends is None else min(wanted, _round_up(ends, replicas.count))
     if width <= unit:

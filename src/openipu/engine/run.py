@@ -54,6 +54,8 @@ class Session:
         self.model, self.strategy = model, strategy
         self.options = Options()
         self._held: list[Held] = []
+        self.validation: Feed | None = None
+        """The validation data of a running `fit`, kept over its epochs."""
 
     def accumulation(self, mode: Mode) -> Accumulation:
         """How many micro-batches make one update in `mode`, and how."""
@@ -162,14 +164,14 @@ def fit(
             (x, y, sample_weight), validation_split=validation_split
         )
     feed = make_feed(
-        session.place, model.steps_per_execution, session.accumulation("train"), x, y, sample_weight,
-        batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
+        session.place, model.steps_per_execution, x, y, sample_weight,
+        accumulated=session.accumulation("train").steps, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
     )  # fmt: skip
     keras_model.build(model, feed.source.first_batch)
     callbacks = keras_model.callback_list(
         model, callbacks, add_history=True, verbose=verbose, epochs=epochs, steps=feed.num_steps
     )
-    validation: Feed | None = None
+    session.validation = None
     model.stop_training = False
     epoch_logs: Logs = {}
     callbacks.on_train_begin()
@@ -178,16 +180,22 @@ def fit(
             callbacks.on_epoch_begin(epoch)
             epoch_logs = _run_metrics(session, "train", feed, callbacks, lambda: model.stop_training)
             if validation_data is not None and keras_model.should_evaluate(model, epoch, validation_freq):
-                validation = validation or make_feed(
-                    session.place, model.steps_per_execution, Accumulation(), *keras.utils.unpack_x_y_sample_weight(validation_data),
-                    batch_size=validation_batch_size or batch_size, steps=validation_steps,
+                val_x, val_y, val_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
+                settings: Any = {"batch_size": validation_batch_size or batch_size, "steps": validation_steps}
+                session.validation = session.validation or make_feed(
+                    session.place, model.steps_per_execution, val_x, val_y, val_weight, **settings
+                )
+                # Through the model, because a user's class may have an `evaluate` of its own.
+                values = model.evaluate(
+                    val_x, val_y, sample_weight=val_weight, **settings,
+                    callbacks=callbacks, return_dict=True, _use_cached_eval_dataset=True,
                 )  # fmt: skip
-                values = _evaluate(session, validation, callbacks)
                 epoch_logs |= {f"val_{name}": value for name, value in values.items()}
             callbacks.on_epoch_end(epoch, epoch_logs)
             if model.stop_training:
                 break
     finally:
+        session.validation = None
         if epochs > 0:
             keras_model.finalize(model)
     callbacks.on_train_end(logs=epoch_logs)
@@ -204,12 +212,15 @@ def evaluate(
     steps: int | None = None,
     callbacks: Any = None,
     return_dict: bool = False,
+    *,
+    _use_cached_eval_dataset: bool = False,
 ) -> Any:
     """Losses and metrics over the data, as `keras.Model.evaluate` gives them."""
     model = session.model
     keras_model.assert_compiled(model, "evaluate")
-    feed = make_feed(
-        session.place, model.steps_per_execution, Accumulation(), x, y, sample_weight, batch_size=batch_size, steps=steps
+    feed = session.validation if _use_cached_eval_dataset else None
+    feed = feed or make_feed(
+        session.place, model.steps_per_execution, x, y, sample_weight, batch_size=batch_size, steps=steps
     )
     callbacks = keras_model.callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
     logs = _evaluate(session, feed, callbacks)
@@ -250,7 +261,7 @@ def predict(
 ) -> Any:
     """The model's outputs for every row of the data, in its order."""
     model = session.model
-    feed = make_feed(session.place, model.steps_per_execution, Accumulation(), x, batch_size=batch_size, steps=steps)
+    feed = make_feed(session.place, model.steps_per_execution, x, batch_size=batch_size, steps=steps)
     keras_model.build_for_predict(model, feed.source.first_batch)
     callbacks = keras_model.callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
     model.stop_predicting = False

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 Axes = tuple[str, ...]
 
@@ -21,6 +22,21 @@ def pad(x: jax.Array, value: Any, config: Sequence[tuple[int, int, int]]) -> jax
     if not any(any(c) for c in config):
         return x
     return lax.pad(x, lax.convert_element_type(value, x.dtype), config)
+
+
+@jax.jit
+def _as_it_is(x: jax.Array) -> jax.Array:
+    return x
+
+
+def settled(x: jax.Array) -> jax.Array:
+    """`x`, computed once and for all before anything reads it. [Note: a wall XLA:CPU respects]
+
+    XLA:CPU fuses what computes `x` into its readers and repeats it for every element they read; `lax.optimization_barrier` is gone by
+    then. A call that may not be inlined is a wall, and costs nothing.
+    """
+    with set_xla_metadata(inlineable="false"):
+        return _as_it_is(x)
 
 
 def window(x: jax.Array, axes: Sequence[int], start: Sequence[int], step: Sequence[int], count: Sequence[int]) -> jax.Array:

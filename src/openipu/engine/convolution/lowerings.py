@@ -114,40 +114,45 @@ def gather_right(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, prec
 
 
 def elementwise(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any) -> jax.Array:
-    """Products and sums tap by tap, for groups of one channel (depthwise convolutions): there is nothing to make a matrix of."""
-    lhs, rhs = lhs.astype(dtype), rhs.astype(dtype)
+    """Products and sums tap by tap, for so few input channels (or groups of one) that a matrix product would mostly move memory."""
     spatial = _spatial(geo)
-    w, w_axes = _split(rhs, _rhs_axes(geo), "f", geo.groups)
-    x, x_axes = _split(lhs, _lhs_axes(geo), geo.group_axis, geo.groups)
-    x, x_axes = _drop(x, x_axes, geo.group_axis)
-    names = (*x_axes, "f") if geo.features_out > 1 else x_axes
+    w, w_axes = _split(rhs.astype(dtype), _rhs_axes(geo), "f", geo.groups)
+    x, x_axes = _split(lhs.astype(dtype), _lhs_axes(geo), geo.group_axis, geo.groups)
     if geo.group_axis == "n":
-        return _elementwise_by_output(x, x_axes, w, w_axes, names, geo)
-    w, w_axes = _drop(w, w_axes, "c")
+        return _elementwise_by_output(x, x_axes, w, w_axes, geo)
     if geo.features_out == 1:
         w, w_axes = _drop(w, w_axes, "f")
-    spots = [w_axes.index(s) for s in spatial]
-    places = [names.index(s) for s in spatial]
+    names = tuple("f" if n == "c" else n for n in x_axes if n != "c" or geo.features_out > 1)
     undilated = max(geo.lhs_dilation) == 1
     if undilated:
         x = pad(x, 0, _padding(geo, [x_axes.index(s) for s in spatial], x.ndim))
     shares = []
-    for tap in positions(geo.kernel):
-        weight = window(w, spots, tap, [1] * len(tap), [1] * len(tap))
-        weight = _spread(weight, w_axes, names)
+    for *tap, c in positions((*geo.kernel, geo.features_in)):
+        weight = _take(w, w_axes, ("c", *spatial), (c, *tap), names)
         if undilated:
-            piece = window(x, [x_axes.index(s) for s in spatial], _times(tap, geo.rhs_dilation), geo.strides, geo.out)
-            shares.append(_spread(piece, x_axes, names) * weight)
+            places = [x_axes.index(s) for s in spatial]
+            piece = window(x, places, _times(tap, geo.rhs_dilation), geo.strides, geo.out)
+            shares.append(_take(piece, x_axes, ("c",), (c,), names) * weight)
         else:
-            shares.append(shifted(_spread(x, x_axes, names) * weight, places, tap, geo))
+            share = _take(x, x_axes, ("c",), (c,), names) * weight
+            shares.append(shifted(share, [names.index(s) for s in spatial], tap, geo))
     return _finish(reduce(lax.add, shares), names, geo)
 
 
-def _elementwise_by_output(
-    x: jax.Array, x_axes: Axes, w: jax.Array, w_axes: Axes, names: Axes, geo: Geometry
-) -> jax.Array:
+def _take(x: jax.Array, axes: Axes, taken: Axes, at: Sequence[int], names: Axes) -> jax.Array:
+    """One index along each of the axes `taken`, the rest spread out over `names`."""
+    ones = [1] * len(taken)
+    x = window(x, [axes.index(n) for n in taken], at, ones, ones)
+    for name in taken:
+        x, axes = _drop(x, axes, name)
+    return _spread(x, axes, names)
+
+
+def _elementwise_by_output(x: jax.Array, x_axes: Axes, w: jax.Array, w_axes: Axes, geo: Geometry) -> jax.Array:
     """The weight gradient of a depthwise convolution: one sum over batch and places per kernel position and channel."""
     spatial = _spatial(geo)
+    x, x_axes = _drop(x, x_axes, "n")
+    names = (*x_axes, "f") if geo.features_out > 1 else x_axes
     if geo.features_out == 1:
         w, w_axes = _drop(w, w_axes, "f")
     x = pad(x, 0, _padding(geo, [x_axes.index(s) for s in spatial], x.ndim))
@@ -168,7 +173,7 @@ def padded(lhs: jax.Array, geo: Geometry) -> jax.Array:
     return pad(lhs, 0, _padding(geo, geo.lhs_spec[2:], lhs.ndim))
 
 
-def shifted(share: jax.Array, places: Sequence[int], tap: Position, geo: Geometry) -> jax.Array:
+def shifted(share: jax.Array, places: Sequence[int], tap: Sequence[int], geo: Geometry) -> jax.Array:
     """One tap's products, moved to the output positions they add to."""
     config = [(0, 0, 0)] * share.ndim
     for axis, k, size, count, stride, (low, _), base, by in zip(
@@ -244,7 +249,7 @@ def _merged_shape(w: jax.Array, axes: Axes, spatial: Axes, geo: Geometry) -> lis
     return [w.shape[axes.index(n)] * (taps if n == "c" else 1) for n in axes if n not in spatial]
 
 
-def _times(position: Position, step: Shape) -> Position:
+def _times(position: Sequence[int], step: Shape) -> Position:
     return tuple(p * s for p, s in zip(position, step, strict=True))
 
 

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from .arrays import pad, window
+from .arrays import pad, settled, window
 from .geometry import Shape, dilated, output_size
 
 Binary = Callable[[jax.Array, jax.Array], jax.Array]
@@ -94,10 +94,11 @@ def reduce_windows(x: jax.Array, windows: Windows, combine: Binary, init: Any) -
     return x
 
 
-def scatter_windows(source: jax.Array, operand: jax.Array, windows: Windows, prefer: Binary) -> jax.Array:
+def scatter_windows(source: jax.Array, operand: jax.Array, windows: Windows, prefer: Binary, wall: bool = False) -> jax.Array:
     """The gradient of max pooling: every window's `source` goes to the first element that `prefer` keeps."""
-    # Each is read once per window position: without the barrier what computes them would be fused in, and done as often.
-    source, chosen = lax.optimization_barrier((source, _choose(operand, windows, prefer)))
+    chosen = _choose(operand, windows, prefer)
+    if wall:  # each is read once per window position [Note: a wall XLA:CPU respects]
+        source, chosen = settled(source), settled(chosen)
     if windows.plain:
         return _spread_blocks(source, chosen, windows)
     zero = lax.full_like(source, 0)

@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.sharding import AxisType
 
 from . import lowerings, pooling, winograd
+from .arrays import settled
 from .geometry import Geometry
 from .pooling import Windows
 from .rule import plan_convolution, plan_pooling
@@ -29,12 +31,18 @@ _PREFER: dict[str, pooling.Binary] = {"ge": lax.ge, "le": lax.le}
 def replacement(eqn: JaxprEqn, platform: str) -> Lowering | None:
     """What to call with the equation's operands instead of binding it, or None to keep it."""
     maker = _MAKERS.get(eqn.primitive.name)
-    return maker(eqn, platform) if maker and _real(eqn) else None
+    return maker(eqn, platform) if maker and _real(eqn) and not _explicit(eqn) else None
 
 
 def _real(eqn: JaxprEqn) -> bool:
     """Whether all operands are real floating point: what layers compute with."""
     return all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.invars)
+
+
+def _explicit(eqn: JaxprEqn) -> bool:
+    """Whether the user fixes how arrays are divided over devices by their types; reshapes would then need to be told too."""
+    mesh = getattr(eqn.outvars[0].aval.sharding, "mesh", None)
+    return AxisType.Explicit in getattr(mesh, "axis_types", ())
 
 
 def _accumulator(dtype: Any) -> Any:
@@ -44,21 +52,22 @@ def _accumulator(dtype: Any) -> Any:
 
 def _convolution(eqn: JaxprEqn, platform: str) -> Lowering | None:
     lhs, rhs = (v.aval for v in eqn.invars)
-    if eqn.params.get("out_sharding") is not None:
-        return None
     result = eqn.outvars[0].aval.dtype
     geo = Geometry.of(eqn.params, lhs.shape, rhs.shape, _accumulator(lhs.dtype).itemsize)
     choice = plan_convolution(geo, platform)
     if choice is None:
         return None
     dtype = _accumulator(result)
+    wall = settled if platform == "cpu" else lambda x: x
     if choice.kind == "elementwise":
         return lambda a, b: [lowerings.elementwise(a, b, geo, dtype).astype(result)]
     precision = eqn.params.get("precision")
     if choice.kind in _WINOGRAD:
         tiled = _WINOGRAD[choice.kind]
-        return lambda a, b: [tiled(a, b, geo, dtype, precision).astype(result)]
+        return lambda a, b: [wall(tiled(a, b, geo, dtype, precision).astype(result))]
     lowering = getattr(lowerings, choice.kind)
+    if choice.kind == "scatter":
+        return lambda a, b: [wall(lowering(a, b, geo, dtype, precision, choice.chunk).astype(result))]
     return lambda a, b: [lowering(a, b, geo, dtype, precision, choice.chunk).astype(result)]
 
 
@@ -109,7 +118,7 @@ def _pool_gradient(eqn: JaxprEqn, platform: str) -> Lowering | None:
         return lambda t, x: [pooling.gather_windows(t, x, windows, prefer)]
     dtype = eqn.outvars[0].aval.dtype
     acc = dtype if windows.plain else _accumulator(dtype)
-    return lambda t, x: [pooling.scatter_windows(t.astype(acc), x, windows, prefer).astype(dtype)]
+    return lambda t, x: [pooling.scatter_windows(t.astype(acc), x, windows, prefer, wall=platform == "cpu").astype(dtype)]
 
 
 _WINOGRAD = {

@@ -40,6 +40,8 @@ class Limits:
 
 
 WINOGRAD_CHANNELS = 16
+FEW_PRODUCTS = 32
+FEW_OUTPUTS = 8
 CPU = Limits(positions=256, patches=256 << 20, multiplications=None, forward_pooling=True, winograd=True)
 GPU = Limits(positions=64, patches=64 << 20, multiplications=1 << 28, forward_pooling=False, winograd=False)
 LIMITS = {"cpu": CPU, "gpu": GPU, "cuda": GPU, "rocm": GPU}
@@ -87,7 +89,7 @@ def costs(geo: Geometry) -> dict[Kind, int]:
     """Bytes each possible lowering lays out between reading its operands and writing its result."""
     taps, places, spots = prod(geo.kernel), prod(geo.spatial), prod(geo.out)
     unit = geo.itemsize * geo.groups
-    if _single_channel(geo):
+    if _single_channel(geo) or _few_products(geo):
         return {"elementwise": 0}
     kinds: dict[Kind, int] = {"gather": unit * geo.batch * spots * taps * geo.features_in}
     if taps == 1 and max(geo.strides + geo.lhs_dilation) == 1:
@@ -106,17 +108,25 @@ def slices(geo: Geometry) -> dict[Kind, int]:
     """Slices each lowering cuts."""
     taps, spots = prod(geo.kernel), prod(geo.out)
     by_output = geo.group_axis == "n"
+    per_tap = 1 if by_output else geo.features_in
     return {
         "gather": min(taps, spots),
         "scatter": taps,
         "gather_right": spots,
-        "elementwise": spots if by_output else taps,
+        "elementwise": per_tap * (spots if by_output else taps),
     }
 
 
 def _single_channel(geo: Geometry) -> bool:
     inner = geo.batch if geo.group_axis == "n" else geo.features_in
     return geo.groups > 1 and inner == 1
+
+
+def _few_products(geo: Geometry) -> bool:
+    """Whether each output is a sum of so few products, and there are so many outputs, that adding them up one by one is faster."""
+    products = prod(geo.kernel) * geo.features_in
+    wide = geo.features_out >= FEW_OUTPUTS and prod(geo.out) >= prod(geo.kernel)
+    return geo.groups == 1 and 1 < products <= FEW_PRODUCTS and wide and max(geo.lhs_dilation) == 1
 
 
 def plan_pooling(windows: Windows, platform: str, primitive: str) -> bool:
