@@ -42,19 +42,27 @@ class Accumulation:
         """The accumulators before the first micro-batch."""
         return jax.tree.map(lambda w: jnp.zeros(w.shape, self.dtype or w.dtype), weights)
 
-    def add(self, total: Tree, gradients: Tree, position: Any, size: Any) -> Tree:
-        """The accumulators after micro-batch number `position` (from 0) of an update of `size` micro-batches.
+    def add(self, total: Tree, gradients: Tree, position: Any) -> Tree:
+        """The accumulators after micro-batch number `position` (from 0) of a full update.
 
-        A mean is built from scaled summands, so that it does not overflow where the sum would.
+        Means are built from scaled summands, so that they do not overflow where a sum would.
         """
+        if self.method is Reduction.SUM:
+            return self.add_scaled(total, gradients, 1)
+        if self.method is Reduction.MEAN:
+            return self.add_scaled(total, gradients, 1 / self.steps)
+        share = 1 / (position + 1)
+        return self.add_scaled(jax.tree.map(lambda t: t * jnp.asarray(1 - share, t.dtype), total), gradients, share)
+
+    def add_scaled(self, total: Tree, gradients: Tree, scale: Any) -> Tree:
+        """The accumulators after gradients that count `scale` times."""
 
         def one(total: Any, gradient: Any) -> Any:
             gradient = gradient.astype(total.dtype)
-            if self.method is Reduction.SUM:
-                return total + gradient
-            if self.method is Reduction.MEAN:
-                return total + gradient / jnp.asarray(size, total.dtype)
-            number = jnp.asarray(position, total.dtype)
-            return total * (number / (number + 1)) + gradient / (number + 1)
+            return total + gradient * jnp.asarray(scale, total.dtype)
 
         return jax.tree.map(one, total, gradients)
+
+    def strength(self, replicas: int) -> int:
+        """How often the mean gradient of its samples goes into a full update."""
+        return replicas * (self.steps if self.method is Reduction.SUM else 1)

@@ -3,7 +3,8 @@
     for each update:  for each of its micro-batches: forward, backward, accumulate;  reduce over replicas;  apply
 
 and then the rest of the data: micro-batches that do not fill an update, a step for which only some replicas have a
-micro-batch, and the tail (feed.py, [Note: the last partial batch]). They make one smaller update together.
+micro-batch, and the tail (feed.py, [Note: the last partial batch]). Together they make one last update, in which each
+sample counts the same and which is as strong as a full one: what one device with the whole batch would do.
 Evaluation and prediction are the same loop without gradients and updates.
 """
 
@@ -23,6 +24,7 @@ from .model import State, Step
 from .replicate import Replicas
 
 Tree = Any
+Add = Callable[[Tree, Tree], Tree]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +86,18 @@ def run_execution(
     size = accumulation.steps
     me = replicas.index()
 
-    def micro(carry: _Carry, index: Any, batch: Tree, position: Any, of: Any, active: Any = None) -> _Carry:
+    def micro(carry: _Carry, index: Any, batch: Tree, add: Add, active: Any = None) -> _Carry:
         """One micro-batch. A replica that is not `active` computes it in vain."""
         new, gradients, result = step.micro(carry.state, fetch(resident, batch))
         new = _as_before(new, carry.state)
-        total = accumulation.add(carry.total, gradients, position, of) if step.update else ()
+        total = add(carry.total, gradients) if step.update else ()
         if active is not None and replicas.count > 1:
             new = _only_if(active, new, carry.state)
             total = jax.tree.map(lambda a, b: jnp.where(active, a, b), total, carry.total)
         return _Carry(new, total, _keep(step, carry.kept, index, result))
+
+    def full(position: Any) -> Add:
+        return lambda total, gradients: accumulation.add(total, gradients, position)
 
     def applied(carry: _Carry) -> _Carry:
         if step.update is None:
@@ -105,10 +110,10 @@ def run_execution(
     def one_update(number: Any, pair: tuple[State, Tree]) -> tuple[State, Tree]:
         carry = start(*pair)
         if size == 1:
-            carry = micro(carry, number, row(body, number), 0, 1)
+            carry = micro(carry, number, row(body, number), full(0))
         else:
             first = number * size
-            carry = lax.fori_loop(0, size, lambda i, c: micro(c, first + i, row(body, first + i), i, size), carry)
+            carry = lax.fori_loop(0, size, lambda i, c: micro(c, first + i, row(body, first + i), full(i)), carry)
         carry = applied(carry)
         return carry.state, carry.kept
 
@@ -120,31 +125,37 @@ def run_execution(
 
     left = counts.steps - updates * size if size > 1 else 0
     more = (counts.extra > 0).astype(np.int32) if replicas.count > 1 else 0
-    of = left + more + counts.has_tail
+    rows, tail_rows = _rows(row(body, 0)), _rows(tail)
+    samples = rows * (left * replicas.count + counts.extra) + tail_rows * counts.has_tail
+
+    def share(rows: int) -> Add:
+        scale = rows * accumulation.strength(replicas.count) / samples
+        return lambda total, gradients: accumulation.add_scaled(total, gradients, scale)
 
     def rest(pair: tuple[State, Tree]) -> tuple[State, Tree]:
         first = updates * size
 
         def from_body(i: Any, carry: _Carry) -> _Carry:
-            return micro(carry, first + i, row(body, first + i), i, of, (i < left) | (me < counts.extra))
+            return micro(carry, first + i, row(body, first + i), share(rows), (i < left) | (me < counts.extra))
 
         carry = start(*pair)
         if size > 1 or replicas.count > 1:
             carry = lax.fori_loop(0, left + more, from_body, carry)
         if tail is not None and step.collect != "all":
-            carry = _if(counts.has_tail, lambda c: micro(c, 0, tail, left + more, of, me == counts.extra), carry)
+            last = me == counts.extra
+            carry = _if(counts.has_tail, lambda c: micro(c, 0, tail, share(tail_rows), last), carry)
         carry = applied(carry)
         return carry.state, carry.kept
 
     if size > 1 or replicas.count > 1 or (tail is not None and step.collect != "all"):
-        state, kept = _if(of > 0, rest, (state, kept))
+        state, kept = _if(samples > 0, rest, (state, kept))
     if step.collect != "all":
         return _results(step, replicas, state, kept), _agree(replicas, state)
     outputs = _room(step, state, resident, tail, 1) if tail is not None else None
     if tail is not None:
 
         def predict_tail(pair: tuple[State, Tree]) -> tuple[State, Tree]:
-            carry = micro(start(*pair), 0, tail, 0, 1)
+            carry = micro(start(*pair), 0, tail, full(0))
             return carry.state, carry.kept
 
         state, outputs = _if(counts.has_tail, predict_tail, (state, outputs))
@@ -161,6 +172,12 @@ def fetch(resident: Tree, batch: Tree) -> Tree:
     if resident is None:
         return batch
     return jax.tree.map(lambda a: a.at[batch].get(mode="promise_in_bounds"), resident)
+
+
+def _rows(batch: Tree) -> int:
+    """Samples in a batch; 0 without one."""
+    leaves = jax.tree.leaves(batch)
+    return int(leaves[0].shape[0]) if leaves else 0
 
 
 def zeros(shapes: Tree, rows: int | None = None) -> Tree:

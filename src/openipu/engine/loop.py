@@ -32,8 +32,6 @@ class Program:
     call: Callable[..., tuple[Any, State]]
     compiled: Any
     compile_seconds: float
-    tail: Tree
-    """Shapes of the tail that it was compiled with, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +65,10 @@ class Loop:
         fixed = _shapes((state, resident))
         results = []
         for part in self._parts(fixed, slab):
-            program = self._program(fixed, state, resident, part)
-            value, state = program.call(state, resident, part.body, self._counts(part), part.tail)
+            key = (fixed, _shapes(part.body), _shapes(part.tail))
+            if key not in self.programs:
+                self.programs[key] = self._compile(state, resident, part)
+            value, state = self.programs[key].call(state, resident, part.body, self._counts(part), part.tail)
             results.append(Result(value, part))
         return results, state
 
@@ -82,21 +82,21 @@ class Loop:
         return Counts(np.int32(steps), np.int32(extra), np.bool_(slab.has_tail))
 
     def _parts(self, fixed: Tree, slab: Slab) -> list[Slab]:
-        """The slab, or, where its tail was not foreseen when the program was compiled, its body and then its tail."""
+        """The slab as launches of programs that are there already, as far as that is possible.
+
+        A slab without a tail runs in a program that has room for one. A tail that was not foreseen when the program was
+        compiled is a launch of its own, unless its gradient belongs to the same update as others'.
+        """
         replicas = self._place.replicas
+        body, tail = _shapes(slab.body), _shapes(slab.tail)
+        tails = [key[2] for key in self.programs if key[:2] == (fixed, body)]
         if slab.body is None:
             return [_single(slab.tail, replicas)]
-        program = self.programs.get((fixed, _shapes(slab.body)))
-        if program is None or program.tail == _shapes(slab.tail):
+        alone = replicas.count == 1 and self._accumulation.steps == 1
+        if not tails or tail in tails or (slab.has_tail and not alone):
             return [slab]
-        body = replace(slab, tail=_dummy(program.tail, replicas), has_tail=False)
-        return [body, _single(slab.tail, replicas)] if slab.has_tail else [body]
-
-    def _program(self, fixed: Tree, state: State, resident: Tree, slab: Slab) -> Program:
-        key = (fixed, _shapes(slab.body))
-        if key not in self.programs:
-            self.programs[key] = self._compile(state, resident, slab)
-        return self.programs[key]
+        without = replace(slab, tail=_dummy(tails[0], replicas), has_tail=False)
+        return [without, _single(slab.tail, replicas)] if slab.has_tail else [without]
 
     def _compile(self, state: State, resident: Tree, slab: Slab) -> Program:
         start = time.perf_counter()
@@ -105,7 +105,7 @@ class Loop:
         )
         compiled = lowered.compile(dict(self._place.compiler_options))
         call = _never_run(lowered) if self._place.compile_only else compiled
-        program = Program(call, compiled, time.perf_counter() - start, _shapes(slab.tail))
+        program = Program(call, compiled, time.perf_counter() - start)
         self._dump(compiled)
         log.debug("%s: compiled for slabs of %s in %.2f s", self._name, _shapes(slab.body), program.compile_seconds)
         return program
