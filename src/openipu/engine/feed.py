@@ -24,6 +24,7 @@ import jax
 import numpy as np
 
 from . import model as keras_model
+from .replicate import Replicas
 
 Tree = Any
 
@@ -32,8 +33,9 @@ Tree = Any
 class Slab:
     """What one execution processes: `count` equal batches stacked in `body`, then perhaps one smaller `tail`.
 
-    `body` may have more rows than `count` (its shape is static, the trip count is not) and is None when only a tail
-    is left. `tail` is always given, and ignored without `has_tail`, when its size is known before the end of the data.
+    Axis 0 of `body` is the step, axis 1 the replica: batch number i of the slab goes to replica i mod R. It may have
+    room for more than `count` batches (its shape is static, the trip count is not) and is None when only a tail is
+    left. `tail` is always given, and ignored without `has_tail`, when its size is known before the end of the data.
     """
 
     begin: int
@@ -87,16 +89,16 @@ class Source(Protocol):
 class ArraySource:
     """Arrays made resident on the device once; a slab holds row numbers, and the program gathers its batches."""
 
-    def __init__(self, adapter: Any, device: Any) -> None:
+    def __init__(self, adapter: Any, replicas: Replicas) -> None:
         self._samples, batch, self._shuffle = keras_model.array_order(adapter)
         self._batch = min(batch, self._samples)
-        self._device = device
+        self._replicas = replicas
         self.num_batches: int | None = adapter.num_batches
         self._host = keras_model.whole_arrays(adapter)
-        self.resident: Tree = jax.device_put(self._host, device)
+        self.resident: Tree = jax.device_put(self._host, replicas.everywhere())
 
     def start(self, width: int) -> _ArrayPass:
-        return _ArrayPass(self._order(), self._batch, width, self._device)
+        return _ArrayPass(self._order(), self._batch, width, self._replicas)
 
     def first_batch(self) -> Tree:
         rows = np.random.permutation(self._batch) if self._shuffle == "batch" else self._order()[: self._batch]
@@ -121,11 +123,11 @@ class ArraySource:
 
 
 class _ArrayPass:
-    def __init__(self, order: np.ndarray, batch: int, width: int, device: Any) -> None:
+    def __init__(self, order: np.ndarray, batch: int, width: int, replicas: Replicas) -> None:
         full = len(order) // batch
         self._full = order[: full * batch].reshape(full, batch).astype(np.int32)
         self._tail = order[full * batch :].astype(np.int32)
-        self._width, self._device = width, device
+        self._width, self._replicas = width, replicas
         self._position = 0
 
     def take(self, begin: int, steps: int) -> Slab | None:
@@ -136,8 +138,7 @@ class _ArrayPass:
             return None
         body = np.zeros((self._width, self._full.shape[1]), np.int32)
         body[: len(rows)] = rows
-        body, tail = jax.device_put((body, self._tail if len(self._tail) else None), self._device)
-        return Slab(begin, len(rows), body, tail, has_tail)
+        return _slab(begin, len(rows), body, self._tail if len(self._tail) else None, has_tail, self._replicas)
 
 
 # --- everything else -------------------------------------------------------------------------------------------------
@@ -151,8 +152,8 @@ class StreamSource:
     for whichever of the two comes next.
     """
 
-    def __init__(self, adapter: Any, device: Any) -> None:
-        self._adapter, self._device = adapter, device
+    def __init__(self, adapter: Any, replicas: Replicas) -> None:
+        self._adapter, self._replicas = adapter, replicas
         self.resident: Tree = None
         self.num_batches: int | None = adapter.num_batches
         self._peeked: tuple[Tree, Iterator[Tree]] | None = None
@@ -160,7 +161,7 @@ class StreamSource:
     def start(self, width: int) -> _StreamPass:
         peeked, self._peeked = self._peeked, None
         batches = itertools.chain([peeked[0]], peeked[1]) if peeked else keras_model.batches(self._adapter)
-        return _StreamPass(batches, width, self._device)
+        return _StreamPass(batches, width, self._replicas)
 
     def first_batch(self) -> Tree:
         batch, _ = self._peek()
@@ -192,9 +193,9 @@ class StreamSource:
 
 
 class _StreamPass:
-    def __init__(self, batches: Iterator[Tree], width: int, device: Any) -> None:
+    def __init__(self, batches: Iterator[Tree], width: int, replicas: Replicas) -> None:
         self._batches = map(_as_arrays, batches)
-        self._width, self._device = width, device
+        self._width, self._replicas = width, replicas
         self._full: Tree = None
 
     def take(self, begin: int, steps: int) -> Slab | None:
@@ -207,8 +208,7 @@ class _StreamPass:
         if other is not None and tail is None:
             self._batches = itertools.chain([other], self._batches)
         body = jax.tree.map(lambda *rows: _stack(rows, self._width), *alike) if alike else None
-        body, tail = jax.device_put((body, tail), self._device)
-        return Slab(begin, len(alike), body, tail, tail is not None)
+        return _slab(begin, len(alike), body, tail, tail is not None, self._replicas)
 
     def _read(self, steps: int) -> tuple[list[Tree], Tree]:
         """Up to `steps` batches of one shape, and the batch of another shape that ended them, if one did."""
@@ -218,6 +218,14 @@ class _StreamPass:
                 return alike, batch
             alike.append(batch)
         return alike, None
+
+
+def _slab(begin: int, count: int, body: Tree, tail: Tree, has_tail: bool, replicas: Replicas) -> Slab:
+    """Send a slab to the devices, its batches dealt to the replicas in turn."""
+    dealt = jax.tree.map(lambda a: a.reshape(-1, replicas.count, *a.shape[1:]), body)
+    return Slab(
+        begin, count, jax.device_put(dealt, replicas.split(1)), jax.device_put(tail, replicas.everywhere()), has_tail
+    )
 
 
 def _as_arrays(batch: Tree) -> Tree:
@@ -256,7 +264,10 @@ def _stack(rows: Sequence[np.ndarray], width: int) -> np.ndarray:
 
 @dataclass
 class Feed:
-    """Slabs epoch by epoch. With `steps_per_epoch`, an epoch goes on where the last one stopped."""
+    """Slabs epoch by epoch. With `steps_per_epoch`, an epoch goes on where the last one stopped.
+
+    `width`, `steps_per_epoch` and the steps of slabs count batches over all replicas.
+    """
 
     source: Source
     width: int

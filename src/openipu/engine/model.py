@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import keras
+import numpy as np
 from keras.src import api_export
 from keras.src.backend.jax.trainer import JAXTrainer
 from keras.src.saving import object_registration
@@ -23,6 +25,8 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable, train_validation_split
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.utils.python_utils import pythonify_logs
+
+from .replicate import Replicas
 
 __all__ = [
     "ArrayDataAdapter",
@@ -53,13 +57,16 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One micro-batch as a pure function, and what an execution gives back after many of them.
+    """One micro-batch as a pure function, the update after one or more of them, and what an execution gives back.
 
-    `collect` says which results of the steps matter: "none" (the results are computed from the final state by
-    `finish`), "last" (those of the last step), or "all" (one per row of data, as in predict).
+    `micro` gives the new state, the gradients and the results; `update` applies gradients that were accumulated over
+    micro-batches (None where there is nothing to apply, or where a user's own `train_step` does it itself).
+    `collect` says which results matter: "none" (they are computed from the final state by `finish`), "last" (those of
+    the last micro-batch), or "all" (one per row of data, as in predict).
     """
 
-    run: Callable[[State, Batch], tuple[State, Any]]
+    micro: Callable[[State, Batch], tuple[State, list[Any], Any]]
+    update: Callable[[State, list[Any]], State] | None
     collect: Literal["none", "last", "all"]
     finish: Callable[[State], Any] | None = None
 
@@ -84,20 +91,9 @@ class Held:
     Keras' callbacks call `model.jax_state_sync()` before they look at the model, which ends in `sync`.
     """
 
-    def __init__(self, model: Any, mode: Mode, device: Any) -> None:
-        self._model, self._mode, self._device = model, mode, device
+    def __init__(self, model: Any, mode: Mode, replicas: Replicas) -> None:
+        self._model, self._mode, self._replicas = model, mode, replicas
         self._state: State | None = None
-
-    def _take(self) -> State:
-        """The current state, detached from the model."""
-        if self._state is None:
-            owners = variables(self._model, self._mode)
-            self._state = place_state(State(*([v.value for v in part] for part in owners)), self._device)
-            for part in owners:
-                for v in part:
-                    v._value = None
-        state, self._state = self._state, None
-        return state
 
     def run(self, execute: Callable[[State], tuple[Any, State]]) -> Any:
         """`execute` on the current state; keeps the state it returns, or the old one when it raises."""
@@ -112,15 +108,43 @@ class Held:
         """Give the state back to the model's variables."""
         if self._state is None:
             return
-        for owners, values in zip(variables(self._model, self._mode), self._state, strict=True):
+        state = gather_state(self._state, self._replicas)
+        for owners, values in zip(variables(self._model, self._mode), state, strict=True):
             for v, value in zip(owners, values, strict=True):
                 v.assign(value)
         self._state = None
 
+    def _take(self) -> State:
+        """The current state, detached from the model."""
+        if self._state is None:
+            owners = variables(self._model, self._mode)
+            self._state = spread_state(State(*([v.value for v in part] for part in owners)), self._replicas)
+            for part in owners:
+                for v in part:
+                    v._value = None
+        state, self._state = self._state, None
+        return state
 
-def place_state(state: State, device: Any) -> State:
-    """The state on `device`; what is there already is not copied."""
-    return State(*([x if x.devices() == {device} else jax.device_put(x, device) for x in part] for part in state))
+
+def spread_state(state: State, replicas: Replicas) -> State:
+    """A model's state on the devices of all replicas; what is there already is not copied.
+
+    Each replica counts its own metrics from zero, except the first, which goes on from what is there.
+    """
+    if replicas.count == 1:
+        (device,) = replicas.devices
+        return State(*([x if x.devices() == {device} else jax.device_put(x, device) for x in part] for part in state))
+    stacked = [jnp.zeros((replicas.count, *m.shape), m.dtype).at[0].set(m) for m in state.metrics]
+    parts = jax.device_put(tuple(state._replace(metrics=[])), replicas.everywhere())
+    return State(*map(list, parts))._replace(metrics=jax.device_put(stacked, replicas.split(0)))
+
+
+def gather_state(state: State, replicas: Replicas) -> State:
+    """The inverse of `spread_state`: plain arrays on one device."""
+    if replicas.count == 1:
+        return state
+    one = State(*([x.addressable_data(0) for x in part] for part in state._replace(metrics=[])))
+    return one._replace(metrics=[jnp.asarray(np.asarray(m).sum(0), m.dtype) for m in state.metrics])
 
 
 def state_of(mode: Mode, parts: tuple[Any, ...]) -> State:
@@ -138,23 +162,32 @@ def parts_of(mode: Mode, state: State) -> tuple[Any, ...]:
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 
-def make_step(model: Any, mode: Mode, *, recompute: bool = False) -> Step:
-    """The step function of `model` for `mode`; a user's own `train_step`, `test_step` or `predict_step` is used as is."""
+def make_step(model: Any, mode: Mode, replicas: Replicas, *, recompute: bool = False) -> Step:
+    """The step of `model` for `mode`; a user's own `train_step`, `test_step` or `predict_step` is used as is."""
     if mode == "predict":
-        return Step(functools.partial(_predict_step, model), "all")
+        return Step(functools.partial(_predict_micro, model), None, "all")
     if _overrides(model, f"{mode}_step"):
-        return Step(functools.partial(_user_step, model, mode), "last")
-    run = functools.partial(_train_step, model, recompute) if mode == "train" else functools.partial(_test_step, model)
+        return Step(functools.partial(_user_micro, model, mode), None, "last")
+    if mode == "train":
+        micro = functools.partial(_train_micro, model, recompute)
+        update = functools.partial(_update, model, replicas)
+    else:
+        micro, update = functools.partial(_test_micro, model), None
     if _overrides(model, "compute_metrics"):
-        return Step(run, "last")
-    return Step(run, "none", functools.partial(metric_results, model))
+        return Step(micro, update, "last")
+    return Step(micro, update, "none", functools.partial(_metric_logs, model, replicas))
+
+
+def has_own_train_step(model: Any) -> bool:
+    """Whether the user wrote the training step, so that gradients and updates cannot be told apart."""
+    return _overrides(model, "train_step")
 
 
 def _overrides(model: Any, name: str) -> bool:
     return getattr(type(model), name) is not getattr(JAXTrainer, name)
 
 
-def _train_step(model: Any, recompute: bool, state: State, batch: Batch) -> tuple[State, Logs]:
+def _train_micro(model: Any, recompute: bool, state: State, batch: Batch) -> tuple[State, list[Any], Logs]:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
 
     def loss(trainable: list[Any]) -> Any:
@@ -171,28 +204,38 @@ def _train_step(model: Any, recompute: bool, state: State, batch: Batch) -> tupl
 
     gradient = jax.value_and_grad(jax.checkpoint(loss) if recompute else loss, has_aux=True)
     (_, (unscaled, y_pred, non_trainable, metrics)), gradients = gradient(state.trainable)
-    trainable, optimizer = model.optimizer.stateless_apply(state.optimizer, gradients, state.trainable)
     logs, metrics = model._update_metrics_variables(metrics, unscaled, x, y, y_pred, sample_weight)
-    return State(list(trainable), list(non_trainable), list(optimizer), list(metrics)), logs
+    return state._replace(non_trainable=list(non_trainable), metrics=list(metrics)), list(gradients), logs
 
 
-def _test_step(model: Any, state: State, batch: Batch) -> tuple[State, Logs]:
+def _update(model: Any, replicas: Replicas, state: State, gradients: list[Any]) -> State:
+    gradients = replicas.sum(gradients)
+    trainable, optimizer = model.optimizer.stateless_apply(state.optimizer, gradients, state.trainable)
+    return state._replace(trainable=list(trainable), optimizer=list(optimizer))
+
+
+def _test_micro(model: Any, state: State, batch: Batch) -> tuple[State, list[Any], Logs]:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     _, (unscaled, y_pred, non_trainable, metrics) = model.compute_loss_and_updates(
         state.trainable, state.non_trainable, state.metrics, x, y, sample_weight, training=False
     )
     logs, metrics = model._update_metrics_variables(metrics, unscaled, x, y, y_pred, sample_weight)
-    return state._replace(non_trainable=list(non_trainable), metrics=list(metrics)), logs
+    return state._replace(non_trainable=list(non_trainable), metrics=list(metrics)), [], logs
 
 
-def _predict_step(model: Any, state: State, batch: Batch) -> tuple[State, Any]:
+def _predict_micro(model: Any, state: State, batch: Batch) -> tuple[State, list[Any], Any]:
     outputs, non_trainable = model.predict_step((state.trainable, state.non_trainable), batch)
-    return state._replace(non_trainable=list(non_trainable)), outputs
+    return state._replace(non_trainable=list(non_trainable)), [], outputs
 
 
-def _user_step(model: Any, mode: Mode, state: State, batch: Batch) -> tuple[State, Logs]:
+def _user_micro(model: Any, mode: Mode, state: State, batch: Batch) -> tuple[State, list[Any], Logs]:
     logs, parts = getattr(model, f"{mode}_step")(parts_of(mode, state), batch)
-    return state_of(mode, parts), logs
+    return state_of(mode, parts), [], logs
+
+
+def _metric_logs(model: Any, replicas: Replicas, state: State) -> Logs:
+    """The logs over all replicas. Keras' metrics add up, so the sum of their variables is the truth."""
+    return metric_results(model, state._replace(metrics=replicas.sum(state.metrics)))
 
 
 def metric_results(model: Any, state: State) -> Logs:

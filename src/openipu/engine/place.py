@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from openipu.config.enums import DeviceConnectionType
 
 from .devices import System
+from .replicate import Replicas
 
 NOT_RUN = (DeviceConnectionType.PRE_COMPILE, DeviceConnectionType.NEVER)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A device, and what the configuration says about programs on it.
+    """The devices of a model's replicas, and what the configuration says about programs on them.
 
     A program stays usable as long as the place it was compiled for is equal to the current one.
     """
 
-    device: Any
+    replicas: Replicas
     generation: int
     recompute: bool
     compile_only: bool
@@ -29,15 +29,10 @@ class Place:
 
 
 def place(system: System) -> Place:
-    """Where an unpipelined model runs on `system`."""
-    if len(system.devices) > 1:
-        raise ValueError(
-            f"{len(system.devices)} devices are configured, but a model runs on 1 device in this version. "
-            "Set `cfg.auto_select_ipus = 1` and call `cfg.configure_ipu_system()` again."
-        )
+    """Where an unpipelined model runs on `system`: one replica on each device."""
     settings = system.settings
     return Place(
-        system.devices[0],
+        Replicas(system.devices),
         system.generation,
         settings.allow_recompute,
         settings.connection in NOT_RUN,

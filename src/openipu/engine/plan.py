@@ -11,12 +11,13 @@ import os
 import warnings
 from typing import Any
 
-import jax
 import keras
 
 from . import model as keras_model
+from .accumulate import Accumulation
 from .feed import ArraySource, Feed, Source, StreamSource
 from .place import Place
+from .replicate import Replicas
 
 log = logging.getLogger("openipu")
 
@@ -33,6 +34,7 @@ def make_feed(
     y: Any = None,
     sample_weight: Any = None,
     *,
+    accumulated: int = 1,
     batch_size: int | None = None,
     steps: int | None = None,
     shuffle: bool | str = False,
@@ -46,8 +48,9 @@ def make_feed(
     adapter = keras_model.get_data_adapter(
         x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps, shuffle=shuffle, class_weight=class_weight
     )
-    source = _source(adapter, where.device)
-    return Feed(source, _width(source, steps_per_execution, steps, where.device), steps)
+    source = _source(adapter, where.replicas)
+    wanted = steps_per_execution * where.replicas.count
+    return Feed(source, _width(source, wanted, steps, where.replicas, accumulated), steps)
 
 
 def positive(name: str, value: Any, *, optional: bool = False, least: int = 1) -> Any:
@@ -67,35 +70,58 @@ def limited(name: str, limit: int | None, value: Any) -> Any:
     return limit
 
 
-def _source(adapter: Any, device: Any) -> Source:
+def _source(adapter: Any, replicas: Replicas) -> Source:
     if not isinstance(adapter, keras_model.ArrayDataAdapter):
-        return StreamSource(adapter, device)
+        return StreamSource(adapter, replicas)
     samples, _, _ = keras_model.array_order(adapter)
     if samples == 0:
         raise ValueError("The data has 0 samples. Give arrays with at least one row.")
     size = keras_model.resident_bytes(adapter)
-    if size is None or size > RESIDENT_SHARE * free_memory(device):
-        return StreamSource(adapter, device)
-    return ArraySource(adapter, device)
+    if size is None or size > RESIDENT_SHARE * free_memory(replicas):
+        return StreamSource(adapter, replicas)
+    return ArraySource(adapter, replicas)
 
 
-def _width(source: Source, steps_per_execution: int, steps: int | None, device: Any) -> int:
-    """Steps in one launch: `steps_per_execution`, but no more than an epoch has or than memory holds."""
-    width = min(n for n in (steps_per_execution, steps or source.num_batches) if n is not None)
-    if width == 1:
-        return 1
-    most = max(1, int(SLAB_SHARE * free_memory(device)) // max(1, source.batch_bytes()))
-    if width > most:
-        log.info(
-            "an execution takes %d steps instead of %d: more batches of %d bytes do not fit into %.0f %% of free memory",
-            most, width, source.batch_bytes(), 100 * SLAB_SHARE,
-        )  # fmt: skip
-    return min(width, most)
+def _width(source: Source, wanted: int, steps: int | None, replicas: Replicas, accumulated: int) -> int:
+    """Batches in one launch: those `wanted`, but no more than an epoch has or than memory holds."""
+    unit = replicas.count * accumulated
+    ends = steps or source.num_batches
+    width = wanted if ends is None else min(wanted, _round_up(ends, replicas.count))
+    if width <= unit:
+        return width
+    most = max(1, int(SLAB_SHARE * free_memory(replicas)) // max(1, source.batch_bytes()))
+    if width <= most:
+        return width
+    most = max(unit, most - most % unit)
+    log.info(
+        "an execution takes %d steps instead of %d: more batches of %d bytes do not fit into %.0f %% of free memory",
+        most // replicas.count, width // replicas.count, source.batch_bytes(), 100 * SLAB_SHARE,
+    )  # fmt: skip
+    return most
 
 
-def free_memory(device: jax.Device) -> int:
-    """Bytes that are free on the device, or on this machine where the device has no memory of its own."""
-    stats = device.memory_stats() or {}
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def free_memory(replicas: Replicas) -> int:
+    """Bytes that are free on each device. Devices without memory of their own share this machine's."""
+    stats = replicas.devices[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // replicas.count
+
+
+def check_training(model: Any, where: Place, accumulation: Accumulation) -> None:
+    """The rules about updates, before anything compiles."""
+    steps, size = model.steps_per_execution, accumulation.steps
+    if steps % size:
+        raise RuntimeError(
+            f"`steps_per_execution` is {steps}, which is not a multiple of the {size} micro-batches that one update "
+            f"accumulates. Compile with a multiple of {size}, for example {_round_up(steps, size)}."
+        )
+    if size > 1 and keras_model.has_own_train_step(model):
+        raise RuntimeError(
+            f"Model {model.name!r} has its own `train_step`, which updates the weights at every micro-batch, but "
+            f"{size} micro-batches are to be accumulated per update. Remove `train_step`, or accumulate 1."
+        )

@@ -14,12 +14,14 @@ import keras
 import numpy as np
 
 from . import model as keras_model
+from .accumulate import Accumulation
 from .feed import Feed, Slab
 from .loop import Loop, Result
 from .model import Held, Mode
+from .options import Options
 from .place import Place
 from .place import place as make_place
-from .plan import limited, make_feed, positive
+from .plan import check_training, limited, make_feed, positive
 
 Logs = dict[str, Any]
 
@@ -30,18 +32,19 @@ class StepFunction:
     `train_on_batch`, `test_on_batch` and `predict_on_batch` call it with the parts of the state that they know.
     """
 
-    def __init__(self, model: Any, mode: Mode, place: Place) -> None:
-        step = keras_model.make_step(model, mode, recompute=place.recompute)
+    def __init__(self, model: Any, mode: Mode, place: Place, accumulation: Accumulation) -> None:
+        step = keras_model.make_step(model, mode, place.replicas, recompute=place.recompute)
         self.place = place
-        self.loop = Loop(f"{model.name}_{mode}", step, place)
+        self.loop = Loop(f"{model.name}_{mode}", step, place, accumulation)
         self._mode = mode
 
     def __call__(self, parts: tuple[Any, ...], iterator: Iterator[Any]) -> tuple[Any, tuple[Any, ...]]:
         """One step on the next batch."""
-        state = keras_model.place_state(keras_model.state_of(self._mode, parts), self.place.device)
+        replicas = self.place.replicas
+        state = keras_model.spread_state(keras_model.state_of(self._mode, parts), replicas)
         result, state = self.loop.execute_one(state, next(iterator))
         value = result.rows() if self._mode == "predict" else result.value
-        return value, keras_model.parts_of(self._mode, state)
+        return value, keras_model.parts_of(self._mode, keras_model.gather_state(state, replicas))
 
 
 class Session:
@@ -49,9 +52,14 @@ class Session:
 
     def __init__(self, model: Any, strategy: Any) -> None:
         self.model, self.strategy = model, strategy
+        self.options = Options()
         self._held: list[Held] = []
         self.validation: Feed | None = None
         """The validation data of a running `fit`, kept over its epochs."""
+
+    def accumulation(self, mode: Mode) -> Accumulation:
+        """How many micro-batches make one update in `mode`, and how."""
+        return self.options.accumulation if mode == "train" else Accumulation()
 
     @property
     def place(self) -> Place:
@@ -64,7 +72,7 @@ class Session:
         name, place = f"{mode}_function", self.place
         current = getattr(self.model, name, None)
         if force or not isinstance(current, StepFunction) or current.place != place:
-            current = StepFunction(self.model, mode, place)
+            current = StepFunction(self.model, mode, place, self.accumulation(mode))
             setattr(self.model, name, current)
         return current
 
@@ -76,7 +84,7 @@ class Session:
     def epoch(self, mode: Mode, feed: Feed, callbacks: Any) -> Iterator[list[Result]]:
         """Run one epoch; gives the results of each execution after the callbacks have seen it."""
         function = self.function(mode)
-        loop, held = function.loop, Held(self.model, mode, function.place.device)
+        loop, held = function.loop, Held(self.model, mode, function.place.replicas)
         began = getattr(callbacks, f"on_{mode}_batch_begin")
         ended = getattr(callbacks, f"on_{mode}_batch_end")
         slabs = _Ahead(feed.epoch())
@@ -149,6 +157,7 @@ def fit(
     """Train, as `keras.Model.fit` does."""
     model = session.model
     keras_model.assert_compiled(model, "fit")
+    check_training(model, session.place, session.accumulation("train"))
     batch_size = positive("batch_size", batch_size, optional=True)
     steps_per_epoch = positive("steps_per_epoch", steps_per_epoch, optional=True)
     validation_steps = positive("validation_steps", validation_steps, optional=True)
@@ -166,7 +175,7 @@ def fit(
         )
     feed = make_feed(
         session.place, model.steps_per_execution, x, y, sample_weight,
-        batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
+        accumulated=session.accumulation("train").steps, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
     )  # fmt: skip
     keras_model.build(model, feed.source.first_batch)
     callbacks = keras_model.callback_list(

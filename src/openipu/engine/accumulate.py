@@ -1,0 +1,68 @@
+"""Gradients of several micro-batches -> the gradient of one update."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Tree = Any
+
+
+class Reduction(enum.Enum):
+    """How the gradients of the micro-batches of one update become one gradient."""
+
+    SUM = 0
+    MEAN = 1
+    RUNNING_MEAN = 2
+
+    @classmethod
+    def parse(cls, value: Any) -> Reduction:
+        """The method that a name (in any case) or a member stands for."""
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str) and value.upper() in cls.__members__:
+            return cls[value.upper()]
+        names = ", ".join(member.name for member in cls)
+        raise ValueError(f"{value!r} is not a way to reduce accumulated gradients. Give one of {names}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """`steps` micro-batches per update, reduced by `method`, added up in `dtype` (None: each gradient's own)."""
+
+    steps: int = 1
+    method: Reduction = Reduction.SUM
+    dtype: str | None = None
+
+    def start(self, weights: Tree) -> Tree:
+        """The accumulators before the first micro-batch."""
+        return jax.tree.map(lambda w: jnp.zeros(w.shape, self.dtype or w.dtype), weights)
+
+    def add(self, total: Tree, gradients: Tree, position: Any) -> Tree:
+        """The accumulators after micro-batch number `position` (from 0) of a full update.
+
+        Means are built from scaled summands, so that they do not overflow where a sum would.
+        """
+        if self.method is Reduction.SUM:
+            return self.add_scaled(total, gradients, 1)
+        if self.method is Reduction.MEAN:
+            return self.add_scaled(total, gradients, 1 / self.steps)
+        share = 1 / (position + 1)
+        return self.add_scaled(jax.tree.map(lambda t: t * jnp.asarray(1 - share, t.dtype), total), gradients, share)
+
+    def add_scaled(self, total: Tree, gradients: Tree, scale: Any) -> Tree:
+        """The accumulators after gradients that count `scale` times."""
+
+        def one(total: Any, gradient: Any) -> Any:
+            gradient = gradient.astype(total.dtype)
+            return total + gradient * jnp.asarray(scale, total.dtype)
+
+        return jax.tree.map(one, total, gradients)
+
+    def strength(self, replicas: int) -> int:
+        """How often the mean gradient of its samples goes into a full update."""
+        return replicas * (self.steps if self.method is Reduction.SUM else 1)

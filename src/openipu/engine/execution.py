@@ -1,0 +1,256 @@
+"""What one execution computes, as a pure function of one replica. loop.py compiles it.
+
+    for each update:  for each of its micro-batches: forward, backward, accumulate;  reduce over replicas;  apply
+
+and then the rest of the data: micro-batches that do not fill an update, a step for which only some replicas have a
+micro-batch, and the tail (feed.py, [Note: the last partial batch]). Together they make one last update, in which each
+sample counts the same and which is as strong as a full one: what one device with the whole batch would do.
+Evaluation and prediction are the same loop without gradients and updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .accumulate import Accumulation
+from .model import State, Step
+from .replicate import Replicas
+
+Tree = Any
+Add = Callable[[Tree, Tree], Tree]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How the loop is laid out.
+
+    A GPU runs a loop of known length without the host, but asks the host before each turn of a loop of unknown length,
+    20 microseconds each on an H200. So there an execution is a loop of unknown length around loops of `chunk` turns.
+    `unroll` turns in a row take the loop's own kernels off small steps (an MLP's fell from 31 to 26 microseconds) but
+    multiply compile time.
+    """
+
+    chunk: int = 1
+    unroll: int = 1
+
+
+SMALL_STEP = 300
+"""Equations up to which a step is small: launching its kernels costs more than running them."""
+
+
+def pace(platform: str, equations: Callable[[], int]) -> Pace:
+    """The measured rule for `platform`; `equations` counts those of the step and is only asked where it matters."""
+    if platform != "gpu":
+        return Pace()
+    return Pace(64, 4 if equations() <= SMALL_STEP else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The static part of an execution."""
+
+    replicas: Replicas
+    accumulation: Accumulation
+    pace: Pace
+
+
+class Counts(NamedTuple):
+    """The part of an execution that may differ from launch to launch: how much of the slab is there."""
+
+    steps: Any
+    """Steps for which every replica has a micro-batch."""
+    extra: Any
+    """Replicas that have one micro-batch more."""
+    has_tail: Any
+    """Whether the next replica after those has the tail."""
+
+
+class _Carry(NamedTuple):
+    state: State
+    total: Tree  # accumulated gradients
+    kept: Tree  # results that leave the program
+
+
+def run_execution(
+    step: Step, layout: Layout, state: State, resident: Tree, body: Tree, counts: Counts, tail: Tree
+) -> tuple[Any, State]:
+    """Run a slab; gives what `step` collects, and the new state. `body` holds this replica's batches by step."""
+    replicas, accumulation = layout.replicas, layout.accumulation
+    size = accumulation.steps
+    me = replicas.index()
+
+    def micro(carry: _Carry, index: Any, batch: Tree, add: Add, active: Any = None) -> _Carry:
+        """One micro-batch. A replica that is not `active` computes it in vain."""
+        new, gradients, result = step.micro(carry.state, fetch(resident, batch))
+        new = _as_before(new, carry.state)
+        total = add(carry.total, gradients) if step.update else ()
+        if active is not None and replicas.count > 1:
+            new = _only_if(active, new, carry.state)
+            total = jax.tree.map(lambda a, b: jnp.where(active, a, b), total, carry.total)
+        return _Carry(new, total, _keep(step, carry.kept, index, result))
+
+    def full(position: Any) -> Add:
+        return lambda total, gradients: accumulation.add(total, gradients, position)
+
+    def applied(carry: _Carry) -> _Carry:
+        if step.update is None:
+            return carry
+        return carry._replace(state=_as_before(step.update(carry.state, carry.total), carry.state), total=())
+
+    def start(state: State, kept: Tree) -> _Carry:
+        return _Carry(state, accumulation.start(state.trainable) if step.update else (), kept)
+
+    def one_update(number: Any, pair: tuple[State, Tree]) -> tuple[State, Tree]:
+        carry = start(*pair)
+        if size == 1:
+            carry = micro(carry, number, row(body, number), full(0))
+        else:
+            first = number * size
+            carry = lax.fori_loop(0, size, lambda i, c: micro(c, first + i, row(body, first + i), full(i)), carry)
+        carry = applied(carry)
+        return carry.state, carry.kept
+
+    width = jax.tree.leaves(body)[0].shape[0]
+    kept = _room(step, state, resident, row(body, 0), width)
+    updates = counts.steps // size if size > 1 else counts.steps
+    fast = layout.pace if width // size >= layout.pace.chunk else Pace()
+    state, kept = _repeat(one_update, (state, kept), updates, fast)
+
+    left = counts.steps - updates * size if size > 1 else 0
+    more = (counts.extra > 0).astype(np.int32) if replicas.count > 1 else 0
+    rows, tail_rows = _rows(row(body, 0)), _rows(tail)
+    samples = rows * (left * replicas.count + counts.extra) + tail_rows * counts.has_tail
+
+    def share(rows: int) -> Add:
+        scale = rows * accumulation.strength(replicas.count) / samples
+        return lambda total, gradients: accumulation.add_scaled(total, gradients, scale)
+
+    def rest(pair: tuple[State, Tree]) -> tuple[State, Tree]:
+        first = updates * size
+
+        def from_body(i: Any, carry: _Carry) -> _Carry:
+            return micro(carry, first + i, row(body, first + i), share(rows), (i < left) | (me < counts.extra))
+
+        carry = start(*pair)
+        if size > 1 or replicas.count > 1:
+            carry = lax.fori_loop(0, left + more, from_body, carry)
+        if tail is not None and step.collect != "all":
+            last = me == counts.extra
+            carry = _if(counts.has_tail, lambda c: micro(c, 0, tail, share(tail_rows), last), carry)
+        carry = applied(carry)
+        return carry.state, carry.kept
+
+    if size > 1 or replicas.count > 1 or (tail is not None and step.collect != "all"):
+        state, kept = _if(samples > 0, rest, (state, kept))
+    if step.collect != "all":
+        return _results(step, replicas, state, kept), _agree(replicas, state)
+    outputs = _room(step, state, resident, tail, 1) if tail is not None else None
+    if tail is not None:
+
+        def predict_tail(pair: tuple[State, Tree]) -> tuple[State, Tree]:
+            carry = micro(start(*pair), 0, tail, full(0))
+            return carry.state, carry.kept
+
+        state, outputs = _if(counts.has_tail, predict_tail, (state, outputs))
+    return (jax.tree.map(lambda a: a[:, None], kept), row(outputs, 0)), _agree(replicas, state)
+
+
+def row(body: Tree, index: Any) -> Tree:
+    """Batch number `index` of a slab."""
+    return jax.tree.map(lambda a: a[index], body)
+
+
+def fetch(resident: Tree, batch: Tree) -> Tree:
+    """The batch itself, or the rows of the resident arrays that it names."""
+    if resident is None:
+        return batch
+    return jax.tree.map(lambda a: a.at[batch].get(mode="promise_in_bounds"), resident)
+
+
+def _rows(batch: Tree) -> int:
+    """Samples in a batch; 0 without one."""
+    leaves = jax.tree.leaves(batch)
+    return int(leaves[0].shape[0]) if leaves else 0
+
+
+def zeros(shapes: Tree, rows: int | None = None) -> Tree:
+    """Zeros like a tree of arrays or of their descriptions, each with `rows` of them in front if asked."""
+    front = () if rows is None else (rows,)
+    return jax.tree.map(lambda s: jnp.zeros((*front, *s.shape), s.dtype), shapes)
+
+
+def _repeat(body: Callable[[Any, Tree], Tree], carry: Tree, count: Any, pace: Pace) -> Tree:
+    """`body(index, carry)` for each index below `count`, in chunks of known length and then one by one."""
+    chunk = pace.chunk
+    if chunk == 1:
+        return lax.fori_loop(0, count, body, carry)
+
+    def whole(number: Any, carry: Tree) -> Tree:
+        return lax.fori_loop(0, chunk, lambda i, c: body(number * chunk + i, c), carry, unroll=pace.unroll)
+
+    carry = lax.fori_loop(0, count // chunk, whole, carry)
+    return lax.fori_loop(count // chunk * chunk, count, body, carry)
+
+
+def _if(condition: Any, run: Callable[[Tree], Tree], carry: Tree) -> Tree:
+    return lax.cond(condition, run, lambda c: c, carry)
+
+
+def _room(step: Step, state: State, resident: Tree, batch: Tree, rows: int) -> Tree:
+    """Where results are kept: nothing, those of one step, or those of `rows` steps."""
+    if step.collect == "none":
+        return ()
+    _, _, result = jax.eval_shape(lambda s, r, b: step.micro(s, fetch(r, b)), state, resident, batch)
+    return zeros(result, rows if step.collect == "all" else None)
+
+
+def _keep(step: Step, kept: Tree, index: Any, result: Tree) -> Tree:
+    if step.collect == "none":
+        return ()
+    if step.collect == "last":
+        return _as_before(result, kept)
+    return jax.tree.map(lambda rows, new: lax.dynamic_update_index_in_dim(rows, new, index, 0), kept, result)
+
+
+def _results(step: Step, replicas: Replicas, state: State, kept: Tree) -> Tree:
+    """The logs over all replicas."""
+    if step.finish is not None:
+        return step.finish(state)
+    return replicas.mean(kept)
+
+
+def _as_before(new: Tree, old: Tree) -> Tree:
+    """`new` with the dtypes of `old`: what a Keras variable does on assignment, and what a loop needs."""
+    return jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), new, old)
+
+
+def _only_if(active: Any, new: State, old: State) -> State:
+    """The new state if `active`; random seeds go on everywhere, so that they stay equal on all replicas."""
+
+    def choose(a: Any, b: Any) -> Any:
+        return jnp.where(active, a, b)
+
+    return State(
+        jax.tree.map(choose, new.trainable, old.trainable),
+        [choose(a, b) if _is_float(a) else a for a, b in zip(new.non_trainable, old.non_trainable, strict=True)],
+        jax.tree.map(choose, new.optimizer, old.optimizer),
+        jax.tree.map(choose, new.metrics, old.metrics),
+    )
+
+
+def _agree(replicas: Replicas, state: State) -> State:
+    """Moving statistics averaged over replicas. They are linear in what they see, so once per execution is enough."""
+    if replicas.count == 1:
+        return state
+    return state._replace(non_trainable=[replicas.mean(a) if _is_float(a) else a for a in state.non_trainable])
+
+
+def _is_float(array: Any) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jnp.floating))

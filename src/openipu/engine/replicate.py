@@ -1,0 +1,84 @@
+"""Replicas: copies of the model that each process their own micro-batches of one program.
+
+The program is written once, for one replica, and runs on all devices of the mesh axis "replica" (`jax.shard_map`).
+What must be equal on all replicas (weights, optimizer state) is kept equal by reducing gradients once per update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+AXIS = "replica"
+Tree = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """The devices of all replicas of a model; a single device is one replica and costs nothing extra.
+
+    Arrays that each replica has its own part of carry the replicas as an extra axis: the rows of a slab as axis 1,
+    metrics as axis 0.
+    """
+
+    devices: tuple[Any, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.devices)
+
+    @property
+    def platform(self) -> str:
+        return str(self.devices[0].platform)
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh(np.array(self.devices), (AXIS,))
+
+    # --- outside the program
+
+    def everywhere(self) -> Any:
+        """Where arrays live that are the same on all replicas."""
+        return self.devices[0] if self.count == 1 else NamedSharding(self.mesh, P())
+
+    def split(self, axis: int) -> Any:
+        """Where arrays live that are split over the replicas along `axis`."""
+        return self.devices[0] if self.count == 1 else NamedSharding(self.mesh, P(*[None] * axis, AXIS))
+
+    def program(self, run: Callable[..., Any], inputs: Tree, outputs: Tree) -> Callable[..., Any]:
+        """`run`, written for one replica, as a function on all of them. `inputs` and `outputs` say the split axes.
+
+        They are trees of axis numbers, with None for what is the same everywhere.
+        """
+        if self.count == 1:
+            return run
+        specs = [jax.tree.map(_spec, tree, is_leaf=lambda leaf: leaf is None) for tree in (inputs, outputs)]
+        return jax.shard_map(run, mesh=self.mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
+
+    # --- inside the program
+
+    def index(self) -> Any:
+        """The number of the replica that asks."""
+        return jnp.int32(0) if self.count == 1 else lax.axis_index(AXIS)
+
+    def sum(self, tree: Tree) -> Tree:
+        return tree if self.count == 1 else lax.psum(tree, AXIS)
+
+    def mean(self, tree: Tree) -> Tree:
+        return tree if self.count == 1 else lax.pmean(tree, AXIS)
+
+    def gather(self, tree: Tree) -> Tree:
+        """The values of all replicas, stacked in front."""
+        return jax.tree.map(lambda a: a[None], tree) if self.count == 1 else lax.all_gather(tree, AXIS)
+
+
+def _spec(axis: int | None) -> P:
+    return P() if axis is None else P(*[None] * axis, AXIS)
