@@ -55,21 +55,24 @@ def measure(code: str) -> list[float]:
 
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
 def test_a_resident_dataset_costs_at_most_its_bytes_and_a_tenth(dtype):
-    size, before, peak, after = measure(f"""
-        # Compiling and first launches cost memory that has nothing to do with the size of the data.
+    size, first, before, peak, after = measure(f"""
         m = model(1000, 50)
         m.fit(np.zeros((3200, 1000), "{dtype}"), np.zeros(3200, "float32"), batch_size=32, verbose=0)
         x = np.ones((200_000_000 // 1000 // np.dtype("{dtype}").itemsize, 1000), "{dtype}")
         y = np.zeros(len(x), "float32")
+        first = resident()
+        # Compiling takes tens of megabytes of its own, whatever the size of the data.
+        m.fit(x, y, batch_size=32, verbose=0)
         before = resident()
         with Peak(daemon=True) as peak:
             m.fit(x, y, batch_size=32, epochs=2, verbose=0)
-        print(x.nbytes, before, peak.most, resident())
+        print(x.nbytes, first, before, peak.most, resident())
     """)
     assert peak - before < 1.1 * size, f"{(peak - before) / size:.2f} times its bytes at the peak"
-    assert after - before < 0.15 * size, f"{(after - before) / size:.2f} times its bytes stay after training"
+    assert after - first < 0.3 * size, f"{(after - first) / size:.2f} times its bytes stay after training"
 
 
+@pytest.mark.slow
 def test_a_streamed_fit_does_not_grow_with_the_number_of_steps():
     warm, few, many = measure("""
         m = model(20_000, 4)

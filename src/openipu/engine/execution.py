@@ -20,8 +20,8 @@ import numpy as np
 from jax import lax
 
 from .accumulate import Accumulation
-from .model import State, Step
 from .replicate import Replicas
+from .state import State, Step
 
 Tree = Any
 Add = Callable[[Tree, Tree], Tree]

@@ -214,7 +214,7 @@ class _StreamPass:
         """Up to `steps` batches of one shape, and the batch of another shape that ended them, if one did."""
         alike: list[Tree] = []
         for batch in itertools.islice(self._batches, steps):
-            if not alike and _is_tail(batch, self._full) or alike and _spec(batch) != _spec(alike[0]):
+            if (not alike and _is_tail(batch, self._full)) or (alike and _spec(batch) != _spec(alike[0])):
                 return alike, batch
             alike.append(batch)
         return alike, None

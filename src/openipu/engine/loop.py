@@ -16,9 +16,10 @@ from .accumulate import Accumulation
 from .convolution import rewrite
 from .execution import Counts, Layout, fetch, pace, row, run_execution, zeros
 from .feed import Slab
-from .model import State, Step
 from .place import Place
 from .replicate import Replicas
+from .shard import Shards
+from .state import State, Step, own_part, rejoin, split_axes
 
 log = logging.getLogger("openipu")
 
@@ -56,8 +57,11 @@ class Result:
 class Loop:
     """Runs slabs of data through a step, compiling once per shape."""
 
-    def __init__(self, name: str, step: Step, place: Place, accumulation: Accumulation) -> None:
-        self._name, self._step, self._place, self._accumulation = name, step, place, accumulation
+    def __init__(
+        self, name: str, step: Step, place: Place, accumulation: Accumulation, shards: Shards | None = None
+    ) -> None:
+        self._name, self._step, self._place = name, step, place
+        self._accumulation, self._shards = accumulation, shards
         self.programs: dict[Any, Program] = {}
 
     def execute(self, state: State, resident: Tree, slab: Slab) -> tuple[list[Result], State]:
@@ -114,19 +118,20 @@ class Loop:
         """The function to compile, on all replicas."""
         replicas = self._place.replicas
 
+        axes = split_axes(state, replicas, self._shards)
+
         def equations() -> int:
             def first(state: State, resident: Tree, body: Tree) -> Any:
-                return self._step.micro(_mine(state, replicas), fetch(resident, row(row(body, 0), 0)))
+                one = own_part(state, axes) if replicas.count > 1 else state
+                return self._step.micro(one, fetch(resident, row(row(body, 0), 0)))
 
             return _equations(jax.make_jaxpr(first)(state, resident, slab.body).jaxpr)
 
         step = replace(self._step, micro=rewrite(self._step.micro, replicas.platform))
         layout = Layout(replicas, self._accumulation, pace(replicas.platform, equations))
-        run = functools.partial(_on_replica, step, layout)
-        split = State(None, None, None, metrics=0)
-        inputs = (split, None, 1, None, None)
-        outputs = ((1, None) if step.collect == "all" else None, split)
-        return replicas.program(run, inputs, outputs)
+        run = functools.partial(_on_replica, step, layout, axes)
+        outputs = (1, None) if step.collect == "all" else None
+        return replicas.program(run, (axes, None, 1, None, None), (outputs, axes))
 
     def _dump(self, compiled: Any) -> None:
         """Write the program's text where `serialization_output_folder` asks for it."""
@@ -137,16 +142,14 @@ class Loop:
 
 
 def _on_replica(
-    step: Step, layout: Layout, state: State, resident: Tree, body: Tree, counts: Counts, tail: Tree
+    step: Step, layout: Layout, axes: State, state: State, resident: Tree, body: Tree, counts: Counts, tail: Tree
 ) -> tuple[Any, State]:
     """An execution on one replica: its own parts of what is split have an axis of length one for the replica."""
     mine = jax.tree.map(lambda a: a[:, 0], body)
-    value, new = run_execution(step, layout, _mine(state, layout.replicas), resident, mine, counts, tail)
-    return value, new._replace(metrics=[m[None] for m in new.metrics]) if layout.replicas.count > 1 else new
-
-
-def _mine(state: State, replicas: Replicas) -> State:
-    return state._replace(metrics=[m[0] for m in state.metrics]) if replicas.count > 1 else state
+    if layout.replicas.count == 1:
+        return run_execution(step, layout, state, resident, mine, counts, tail)
+    value, new = run_execution(step, layout, own_part(state, axes), resident, mine, counts, tail)
+    return value, rejoin(new, axes)
 
 
 def _never_run(lowered: Any) -> Callable[..., tuple[Any, State]]:

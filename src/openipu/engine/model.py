@@ -7,17 +7,21 @@ new Keras release is met here and nowhere else.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import math
+import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
+from jax import lax
 from keras.src import api_export
+from keras.src.backend.jax import random as keras_random
 from keras.src.backend.jax.trainer import JAXTrainer
 from keras.src.saving import object_registration
 from keras.src.trainers.data_adapters import get_data_adapter
@@ -26,7 +30,11 @@ from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable,
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.utils.python_utils import pythonify_logs
 
+from .options import MetricReduction, Options
+from .place import Place
 from .replicate import Replicas
+from .shard import Shards
+from .state import Batch, Logs, Mode, State, Step, gather_state, parts_of, spread_state, state_of
 
 __all__ = [
     "ArrayDataAdapter",
@@ -40,36 +48,6 @@ __all__ = [
     "pythonify_logs",
     "train_validation_split",
 ]
-
-Mode = Literal["train", "test", "predict"]
-Batch = Any
-Logs = dict[str, Any]
-
-
-class State(NamedTuple):
-    """Everything a step reads and writes. Parts that a mode does not use are empty lists."""
-
-    trainable: list[Any]
-    non_trainable: list[Any]
-    optimizer: list[Any]
-    metrics: list[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One micro-batch as a pure function, the update after one or more of them, and what an execution gives back.
-
-    `micro` gives the new state, the gradients and the results; `update` applies gradients that were accumulated over
-    micro-batches (None where there is nothing to apply, or where a user's own `train_step` does it itself).
-    `collect` says which results matter: "none" (they are computed from the final state by `finish`), "last" (those of
-    the last micro-batch), or "all" (one per row of data, as in predict).
-    """
-
-    micro: Callable[[State, Batch], tuple[State, list[Any], Any]]
-    update: Callable[[State, list[Any]], State] | None
-    collect: Literal["none", "last", "all"]
-    finish: Callable[[State], Any] | None = None
-
 
 # --- state -----------------------------------------------------------------------------------------------------------
 
@@ -91,8 +69,8 @@ class Held:
     Keras' callbacks call `model.jax_state_sync()` before they look at the model, which ends in `sync`.
     """
 
-    def __init__(self, model: Any, mode: Mode, replicas: Replicas) -> None:
-        self._model, self._mode, self._replicas = model, mode, replicas
+    def __init__(self, model: Any, mode: Mode, replicas: Replicas, shards: Shards | None = None) -> None:
+        self._model, self._mode, self._replicas, self._shards = model, mode, replicas, shards
         self._state: State | None = None
 
     def run(self, execute: Callable[[State], tuple[Any, State]]) -> Any:
@@ -108,7 +86,7 @@ class Held:
         """Give the state back to the model's variables."""
         if self._state is None:
             return
-        state = gather_state(self._state, self._replicas)
+        state = gather_state(self._state, self._replicas, self._shards)
         for owners, values in zip(variables(self._model, self._mode), state, strict=True):
             for v, value in zip(owners, values, strict=True):
                 v.assign(value)
@@ -118,7 +96,8 @@ class Held:
         """The current state, detached from the model."""
         if self._state is None:
             owners = variables(self._model, self._mode)
-            self._state = spread_state(State(*([v.value for v in part] for part in owners)), self._replicas)
+            values = State(*([v.value for v in part] for part in owners))
+            self._state = spread_state(values, self._replicas, self._shards)
             for part in owners:
                 for v in part:
                     v._value = None
@@ -126,56 +105,33 @@ class Held:
         return state
 
 
-def spread_state(state: State, replicas: Replicas) -> State:
-    """A model's state on the devices of all replicas; what is there already is not copied.
-
-    Each replica counts its own metrics from zero, except the first, which goes on from what is there.
-    """
-    if replicas.count == 1:
-        (device,) = replicas.devices
-        return State(*([x if x.devices() == {device} else jax.device_put(x, device) for x in part] for part in state))
-    stacked = [jnp.zeros((replicas.count, *m.shape), m.dtype).at[0].set(m) for m in state.metrics]
-    parts = jax.device_put(tuple(state._replace(metrics=[])), replicas.everywhere())
-    return State(*map(list, parts))._replace(metrics=jax.device_put(stacked, replicas.split(0)))
-
-
-def gather_state(state: State, replicas: Replicas) -> State:
-    """The inverse of `spread_state`: plain arrays on one device."""
-    if replicas.count == 1:
-        return state
-    one = State(*([x.addressable_data(0) for x in part] for part in state._replace(metrics=[])))
-    return one._replace(metrics=[jnp.asarray(np.asarray(m).sum(0), m.dtype) for m in state.metrics])
-
-
-def state_of(mode: Mode, parts: tuple[Any, ...]) -> State:
-    """The state behind the anonymous tuple that Keras' trainer uses in `mode`."""
-    trainable, non_trainable, *rest = parts
-    optimizer, metrics = rest if mode == "train" else ([], *rest) if mode == "test" else ([], [])
-    return State(list(trainable), list(non_trainable), list(optimizer), list(metrics))
-
-
-def parts_of(mode: Mode, state: State) -> tuple[Any, ...]:
-    """The inverse of `state_of`."""
-    return {"train": tuple(state), "test": (*state[:2], state.metrics), "predict": state[:2]}[mode]
-
-
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 
-def make_step(model: Any, mode: Mode, replicas: Replicas, *, recompute: bool = False) -> Step:
-    """The step of `model` for `mode`; a user's own `train_step`, `test_step` or `predict_step` is used as is."""
+def make_step(model: Any, mode: Mode, place: Place, options: Options, shards: tuple[Shards, Any] | None = None) -> Step:
+    """The step of `model` for `mode`; a user's own `train_step`, `test_step` or `predict_step` is used as is.
+
+    `shards` comes with the twin of the optimizer that updates a replica's shares.
+    """
+    replicas = place.replicas
+    logs = functools.partial(_metric_logs, model, replicas, options.metric_reduction)
+    update: Any = None
     if mode == "predict":
-        return Step(functools.partial(_predict_micro, model), None, "all")
-    if _overrides(model, f"{mode}_step"):
-        return Step(functools.partial(_user_micro, model, mode), None, "last")
-    if mode == "train":
-        micro = functools.partial(_train_micro, model, recompute)
+        step = Step(functools.partial(_predict_micro, model), None, "all")
+    elif _overrides(model, f"{mode}_step"):
+        step = Step(functools.partial(_user_micro, model, mode), None, "last")
+    elif mode == "train":
         update = functools.partial(_update, model, replicas)
+        if shards is not None:
+            update = functools.partial(_update_shares, *shards)
+        step = Step(functools.partial(_train_micro, model, place.recompute), update, "none", logs)
     else:
-        micro, update = functools.partial(_test_micro, model), None
-    if _overrides(model, "compute_metrics"):
-        return Step(micro, update, "last")
-    return Step(micro, update, "none", functools.partial(_metric_logs, model, replicas))
+        step = Step(functools.partial(_test_micro, model), None, "none", logs)
+    if step.finish and _overrides(model, "compute_metrics"):
+        step = replace(step, collect="last", finish=None)
+    if replicas.count == 1:
+        return step
+    return replace(step, micro=functools.partial(_on_one_of, replicas, place.batch_norm_group, step.micro))
 
 
 def has_own_train_step(model: Any) -> bool:
@@ -214,6 +170,13 @@ def _update(model: Any, replicas: Replicas, state: State, gradients: list[Any]) 
     return state._replace(trainable=list(trainable), optimizer=list(optimizer))
 
 
+def _update_shares(shards: Shards, twin: Any, state: State, gradients: list[Any]) -> State:
+    shares, optimizer = twin.stateless_apply(
+        state.optimizer, shards.scatter(gradients), shards.mine(state.trainable)
+    )
+    return state._replace(trainable=shards.gather(list(shares)), optimizer=list(optimizer))
+
+
 def _test_micro(model: Any, state: State, batch: Batch) -> tuple[State, list[Any], Logs]:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     _, (unscaled, y_pred, non_trainable, metrics) = model.compute_loss_and_updates(
@@ -233,9 +196,13 @@ def _user_micro(model: Any, mode: Mode, state: State, batch: Batch) -> tuple[Sta
     return state_of(mode, parts), [], logs
 
 
-def _metric_logs(model: Any, replicas: Replicas, state: State) -> Logs:
+def _metric_logs(model: Any, replicas: Replicas, method: MetricReduction, state: State) -> Logs:
     """The logs over all replicas. Keras' metrics add up, so the sum of their variables is the truth."""
-    return metric_results(model, state._replace(metrics=replicas.sum(state.metrics)))
+    if method is MetricReduction.NONE:
+        return metric_results(model, state._replace(metrics=replicas.sum(state.metrics)))
+    own = metric_results(model, state)
+    reduce = {MetricReduction.LIST: replicas.gather, MetricReduction.SUM: replicas.sum, MetricReduction.MEAN: replicas.mean}
+    return dict(reduce[method](own))
 
 
 def metric_results(model: Any, state: State) -> Logs:
@@ -243,6 +210,79 @@ def metric_results(model: Any, state: State) -> Logs:
     mapping = list(zip(model.metrics_variables, state.metrics, strict=True))
     with keras.StatelessScope(state_mapping=mapping):
         return dict(model.get_metrics_result())
+
+
+# --- one replica of several ------------------------------------------------------------------------------------------
+
+
+def _on_one_of(replicas: Replicas, group: int, micro: Callable[..., Any], state: State, batch: Batch) -> Any:
+    """`micro` as one of several replicas: random numbers by position in the global batch, statistics by group."""
+    rows = jax.tree.leaves(batch)[0].shape[0]
+    with _random_by_position(replicas, rows), _shared_statistics(replicas, group):
+        return micro(state, batch)
+
+
+@contextlib.contextmanager
+def _random_by_position(replicas: Replicas, rows: int) -> Iterator[None]:
+    """Keras' random functions draw for the samples of all replicas and give each replica its own.
+
+    So dropout does not depend on how a global batch is spread. XLA only computes what is used. What has a parameter
+    per sample (`categorical`, ...) cannot be drawn that way; there, replicas get different random numbers.
+    """
+    true_jax, thread = keras_random.jax, threading.get_ident()
+
+    class Random:
+        def __getattr__(self, name: str) -> Any:
+            function = getattr(jax.random, name)
+            known = threading.get_ident() == thread and name in _SHAPED
+            return functools.partial(_draw, function, replicas, rows) if known else function
+
+    class Jax:
+        random = Random()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(true_jax, name)
+
+    keras_random.jax = Jax()
+    try:
+        yield
+    finally:
+        keras_random.jax = true_jax
+
+
+_SHAPED = ("normal", "uniform", "randint", "truncated_normal", "bernoulli", "gamma", "binomial", "beta", "categorical")
+
+
+def _draw(function: Callable[..., Any], replicas: Replicas, rows: int, key: Any, *args: Any, **kwargs: Any) -> Any:
+    values = inspect.signature(function).bind(key, *args, **kwargs)
+    shape = values.arguments.get("shape")
+    if any(jnp.ndim(a) and jnp.shape(a)[0] == rows for a in values.args[1:] if isinstance(a, jax.Array)):
+        return function(jax.random.fold_in(jax.random.wrap_key_data(key), replicas.index()), *args, **kwargs)
+    if not shape or shape[0] != rows:
+        return function(key, *args, **kwargs)
+    values.arguments["shape"] = (rows * replicas.count, *shape[1:])
+    return lax.dynamic_slice_in_dim(function(*values.args, **values.kwargs), replicas.index() * rows, rows)
+
+
+@contextlib.contextmanager
+def _shared_statistics(replicas: Replicas, group: int) -> Iterator[None]:
+    """BatchNormalization takes mean and variance over the micro-batches of `group` consecutive replicas."""
+    if group == 1:
+        yield
+        return
+    cls = keras.layers.BatchNormalization
+    original = cls._moments
+
+    def moments(layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        mean, variance = original(layer, inputs, mask)
+        shared = replicas.mean(mean, group)
+        return shared, replicas.mean(variance + jnp.square(mean - shared), group)
+
+    cls._moments = moments
+    try:
+        yield
+    finally:
+        cls._moments = original
 
 
 # --- what fit, evaluate and predict ask of a model -------------------------------------------------------------------

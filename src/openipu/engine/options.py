@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import json
 from dataclasses import dataclass, field
+from typing import Any
 
-from .accumulate import Accumulation
+from .accumulate import Accumulation, Reduction
+
+
+class MetricReduction(enum.Enum):
+    """What is reported of the metrics of several replicas."""
+
+    NONE = "NONE"
+    """The true value over the samples of all replicas."""
+    LIST = "LIST"
+    """The values of each replica."""
+    SUM = "SUM"
+    """The sum of the replicas' values."""
+    MEAN = "MEAN"
+    """The mean of the replicas' values."""
+
+    @classmethod
+    def parse(cls, value: Any) -> MetricReduction:
+        """The method that a name (in any case) or a member stands for."""
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str) and value.upper() in cls.__members__:
+            return cls[value.upper()]
+        names = ", ".join(cls.__members__)
+        raise ValueError(f"{value!r} is not a way to reduce the metrics of replicas. Give one of {names}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,3 +39,21 @@ class Options:
     """Options of one model."""
 
     accumulation: Accumulation = field(default_factory=Accumulation)
+    metric_reduction: MetricReduction = MetricReduction.NONE
+    shard_optimizer: bool = False
+    """Each replica keeps and updates its share of the optimizer's state."""
+    offload_optimizer: bool | None = None
+    """Whether the optimizer's state is to live in host memory."""
+
+    def to_json(self) -> str:
+        """A text that `from_json` reads."""
+        return json.dumps(dataclasses.asdict(self), default=lambda member: member.name, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Options:
+        """The inverse of `to_json`."""
+        values = json.loads(text)
+        accumulation = values.pop("accumulation")
+        method = Reduction.parse(accumulation.pop("method"))
+        reduction = MetricReduction.parse(values.pop("metric_reduction"))
+        return cls(accumulation=Accumulation(method=method, **accumulation), metric_reduction=reduction, **values)

@@ -26,11 +26,18 @@ class Place:
     compile_only: bool
     compiler_options: tuple[tuple[str, str], ...]
     dump_folder: Path | None
+    batch_norm_group: int
 
 
 def place(system: System) -> Place:
     """Where an unpipelined model runs on `system`: one replica on each device."""
     settings = system.settings
+    group = settings.batch_norm_group
+    if len(system.devices) % group:
+        raise ValueError(
+            f"norms.experimental.distributed_batch_norm_replica_group_size is {group}, which does not divide the "
+            f"{len(system.devices)} replicas. Give a number that does."
+        )
     return Place(
         Replicas(system.devices),
         system.generation,
@@ -38,4 +45,5 @@ def place(system: System) -> Place:
         settings.connection in NOT_RUN,
         system.compiler_options,
         settings.dump_folder,
+        group,
     )

@@ -14,8 +14,8 @@ from typing import Any
 import keras
 
 from . import model as keras_model
-from .accumulate import Accumulation
 from .feed import ArraySource, Feed, Source, StreamSource
+from .options import Options
 from .place import Place
 from .replicate import Replicas
 
@@ -112,9 +112,9 @@ def free_memory(replicas: Replicas) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // replicas.count
 
 
-def check_training(model: Any, where: Place, accumulation: Accumulation) -> None:
+def check_training(model: Any, where: Place, options: Options) -> None:
     """The rules about updates, before anything compiles."""
-    steps, size = model.steps_per_execution, accumulation.steps
+    steps, size = model.steps_per_execution, options.accumulation.steps
     if steps % size:
         raise RuntimeError(
             f"`steps_per_execution` is {steps}, which is not a multiple of the {size} micro-batches that one update "

@@ -72,12 +72,20 @@ class Replicas:
     def sum(self, tree: Tree) -> Tree:
         return tree if self.count == 1 else lax.psum(tree, AXIS)
 
-    def mean(self, tree: Tree) -> Tree:
-        return tree if self.count == 1 else lax.pmean(tree, AXIS)
+    def mean(self, tree: Tree, group: int | None = None) -> Tree:
+        """The mean over all replicas, or over groups of that many consecutive ones."""
+        if self.count == 1:
+            return tree
+        return lax.pmean(tree, AXIS, axis_index_groups=None if group is None else consecutive(self.count, group))
 
     def gather(self, tree: Tree) -> Tree:
         """The values of all replicas, stacked in front."""
         return jax.tree.map(lambda a: a[None], tree) if self.count == 1 else lax.all_gather(tree, AXIS)
+
+
+def consecutive(count: int, size: int) -> list[list[int]]:
+    """The numbers below `count` in groups of `size`."""
+    return [list(range(start, start + size)) for start in range(0, count, size)]
 
 
 def _spec(axis: int | None) -> P:

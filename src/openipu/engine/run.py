@@ -17,11 +17,13 @@ from . import model as keras_model
 from .accumulate import Accumulation
 from .feed import Feed, Slab
 from .loop import Loop, Result
-from .model import Held, Mode
-from .options import Options
+from .model import Held
+from .options import MetricReduction, Options
 from .place import Place
 from .place import place as make_place
 from .plan import check_training, limited, make_feed, positive
+from .shard import make_shards
+from .state import Mode, gather_state, parts_of, spread_state, state_of
 
 Logs = dict[str, Any]
 
@@ -32,19 +34,24 @@ class StepFunction:
     `train_on_batch`, `test_on_batch` and `predict_on_batch` call it with the parts of the state that they know.
     """
 
-    def __init__(self, model: Any, mode: Mode, place: Place, accumulation: Accumulation) -> None:
-        step = keras_model.make_step(model, mode, place.replicas, recompute=place.recompute)
-        self.place = place
-        self.loop = Loop(f"{model.name}_{mode}", step, place, accumulation)
+    def __init__(self, model: Any, mode: Mode, place: Place, options: Options) -> None:
+        shards = None
+        if mode == "train" and options.shard_optimizer and place.replicas.count > 1:
+            model.optimizer.build(model.trainable_variables)
+            shards = make_shards(model.optimizer, model.trainable_variables, place.replicas)
+        step = keras_model.make_step(model, mode, place, options, shards)
+        accumulation = options.accumulation if mode == "train" else Accumulation()
+        self.place, self.options, self.shards = place, options, shards and shards[0]
+        self.loop = Loop(f"{model.name}_{mode}", step, place, accumulation, self.shards)
         self._mode = mode
 
     def __call__(self, parts: tuple[Any, ...], iterator: Iterator[Any]) -> tuple[Any, tuple[Any, ...]]:
         """One step on the next batch."""
         replicas = self.place.replicas
-        state = keras_model.spread_state(keras_model.state_of(self._mode, parts), replicas)
+        state = spread_state(state_of(self._mode, parts), replicas, self.shards)
         result, state = self.loop.execute_one(state, next(iterator))
         value = result.rows() if self._mode == "predict" else result.value
-        return value, keras_model.parts_of(self._mode, keras_model.gather_state(state, replicas))
+        return value, parts_of(self._mode, gather_state(state, replicas, self.shards))
 
 
 class Session:
@@ -57,9 +64,9 @@ class Session:
         self.validation: Feed | None = None
         """The validation data of a running `fit`, kept over its epochs."""
 
-    def accumulation(self, mode: Mode) -> Accumulation:
-        """How many micro-batches make one update in `mode`, and how."""
-        return self.options.accumulation if mode == "train" else Accumulation()
+    def set_options(self, options: Options) -> None:
+        """Change the options; what was compiled under others is dropped when it is next asked for."""
+        self.options = options
 
     @property
     def place(self) -> Place:
@@ -71,8 +78,8 @@ class Session:
         keras_model.refuse_eager(self.model)
         name, place = f"{mode}_function", self.place
         current = getattr(self.model, name, None)
-        if force or not isinstance(current, StepFunction) or current.place != place:
-            current = StepFunction(self.model, mode, place, self.accumulation(mode))
+        if force or not isinstance(current, StepFunction) or (current.place, current.options) != (place, self.options):
+            current = StepFunction(self.model, mode, place, self.options)
             setattr(self.model, name, current)
         return current
 
@@ -84,7 +91,7 @@ class Session:
     def epoch(self, mode: Mode, feed: Feed, callbacks: Any) -> Iterator[list[Result]]:
         """Run one epoch; gives the results of each execution after the callbacks have seen it."""
         function = self.function(mode)
-        loop, held = function.loop, Held(self.model, mode, function.place.replicas)
+        loop, held = function.loop, Held(self.model, mode, function.place.replicas, function.shards)
         began = getattr(callbacks, f"on_{mode}_batch_begin")
         ended = getattr(callbacks, f"on_{mode}_batch_end")
         slabs = _Ahead(feed.epoch())
@@ -157,7 +164,7 @@ def fit(
     """Train, as `keras.Model.fit` does."""
     model = session.model
     keras_model.assert_compiled(model, "fit")
-    check_training(model, session.place, session.accumulation("train"))
+    check_training(model, session.place, session.options)
     batch_size = positive("batch_size", batch_size, optional=True)
     steps_per_epoch = positive("steps_per_epoch", steps_per_epoch, optional=True)
     validation_steps = positive("validation_steps", validation_steps, optional=True)
@@ -175,7 +182,7 @@ def fit(
         )
     feed = make_feed(
         session.place, model.steps_per_execution, x, y, sample_weight,
-        accumulated=session.accumulation("train").steps, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
+        accumulated=session.options.accumulation.steps, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
     )  # fmt: skip
     keras_model.build(model, feed.source.first_batch)
     callbacks = keras_model.callback_list(
@@ -258,6 +265,8 @@ def _run_metrics(session: Session, mode: Mode, feed: Feed, callbacks: Any, stopp
             break
     if logs is None:
         raise ValueError("The data source gave no batch for this epoch. Give at least one batch per epoch.")
+    if session.options.metric_reduction is not MetricReduction.NONE:
+        return dict(logs)
     return keras_model.final_logs(session.model, logs)
 
 

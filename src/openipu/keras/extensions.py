@@ -1,17 +1,23 @@
 """The methods that a model made inside a strategy's scope has instead of, or in addition to, Keras' own.
 
-Thin: each call is handed to the engine together with the model's `Session`.
+Thin: arguments are checked, and each call is handed to the engine together with the model's `Session`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import pathlib
 from typing import Any
-
-import keras
 
 from openipu.engine import model as keras_model
 from openipu.engine import run
+from openipu.engine.accumulate import Accumulation, Reduction
+from openipu.engine.options import MetricReduction, Options
+
+import keras
+
+OPTIONS_FILE = "openipu.json"
 
 
 class ModelExtension:
@@ -51,9 +57,72 @@ class ModelExtension:
         self._ipu_session.sync()
         super().jax_state_sync()  # type: ignore[misc]
 
-    def __reduce__(self) -> Any:
-        """Pickle as the plain model; like a loaded one, it belongs to the scope in which it is opened."""
-        return keras_model.pickled(super().__reduce__())
+    def set_gradient_accumulation_options(
+        self,
+        gradient_accumulation_steps_per_replica: int | None = None,
+        gradient_accumulation_reduction_method: Reduction | str = Reduction.SUM,
+        use_v2_gradient_accumulation_optimizer: bool = False,
+        **gradient_accumulation_optimizer_kwargs: Any,
+    ) -> None:
+        """Accumulate the gradients of several micro-batches before each update of the weights.
+
+        Args:
+            gradient_accumulation_steps_per_replica: Micro-batches per update; None keeps what was set before.
+            gradient_accumulation_reduction_method: "sum" (default, the learning rate acts on the sum of the micro-batches'
+                gradients), "mean" or "running_mean".
+            use_v2_gradient_accumulation_optimizer: Accepted for scripts that give it; there is one implementation here.
+            **gradient_accumulation_optimizer_kwargs: `dtype` to accumulate in, `replicated_optimizer_state_sharding`,
+                `offload_weight_update_variables`, and `name`, which is accepted and not used.
+        """
+        extra = dict(gradient_accumulation_optimizer_kwargs)
+        for key in ("opt", "num_mini_batches", "experimental_normalize_gradients"):
+            if key in extra:
+                raise ValueError(
+                    f"`{key}` is set by the model itself. Use `gradient_accumulation_steps_per_replica` and "
+                    "`gradient_accumulation_reduction_method`, and give the optimizer to `compile`."
+                )
+        known = ("dtype", "replicated_optimizer_state_sharding", "offload_weight_update_variables", "name")
+        unknown = sorted(set(extra) - set(known))
+        if unknown:
+            raise ValueError(f"Unknown options {unknown}. Those known are {', '.join(known)}.")
+        old = self._ipu_session.options
+        steps = _steps(gradient_accumulation_steps_per_replica, old.accumulation.steps)
+        method = Reduction.parse(gradient_accumulation_reduction_method)
+        dtype = extra.get("dtype")
+        self._ipu_session.set_options(
+            dataclasses.replace(
+                old,
+                accumulation=Accumulation(steps, method, None if dtype is None else keras.backend.standardize_dtype(dtype)),
+                shard_optimizer=bool(extra.get("replicated_optimizer_state_sharding", False)),
+                offload_optimizer=extra.get("offload_weight_update_variables"),
+            )
+        )
+
+    def set_replication_options(self, replicated_metric_reduction_method: MetricReduction | str = "NONE") -> None:
+        """Say what is reported of metrics over replicas: their true value (NONE), or a LIST, SUM or MEAN of values."""
+        method = MetricReduction.parse(replicated_metric_reduction_method)
+        self._ipu_session.set_options(dataclasses.replace(self._ipu_session.options, metric_reduction=method))
+
+    def save_assets(self, dir_path: str) -> None:
+        """Write the options beside the weights. Plain Keras reads the rest of the file and leaves this alone."""
+        pathlib.Path(dir_path, OPTIONS_FILE).write_text(self._ipu_session.options.to_json())
+
+    def load_assets(self, dir_path: str) -> None:
+        """Read what `save_assets` wrote; a model that plain Keras saved has nothing to read."""
+        path = pathlib.Path(dir_path, OPTIONS_FILE)
+        if path.exists():
+            self._ipu_session.set_options(Options.from_json(path.read_text()))
+
+
+def _steps(value: Any, old: int) -> int:
+    if value is None:
+        return old
+    if type(value) is not int or value < 1:
+        raise ValueError(
+            f"`gradient_accumulation_steps_per_replica` is {value!r}, but it counts micro-batches: give a whole number "
+            "of 1 or more."
+        )
+    return value
 
 
 @functools.cache

@@ -4,6 +4,7 @@ Each lowering takes both operands and the `Geometry` and gives what `lax.conv_ge
 out in memory between; `rule.py` picks the cheapest.
 
 - `gather`: patches of the left operand, then one matrix product. Forward convolutions and weight gradients.
+- `gather_narrow`: the same for the weight gradient of a layer with few input channels.
 - `scatter`: the matrix product first, then its columns shifted and added. Input gradients and transposed convolutions.
 - `gather_right`: patches of the right operand. Weight gradients of transposed convolutions.
 - `elementwise`: products and sums tap by tap. Depthwise convolutions and their gradients.
@@ -60,6 +61,19 @@ def gather(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision:
         out = _cat([b for b, _ in blocks], axes.index("n"))
         out, axes = _unfold(out, axes, "n", geo)
     return _finish(out, axes, geo)
+
+
+def gather_narrow(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, chunk: int = 0) -> jax.Array:  # noqa: ARG001
+    """`gather` for the weight gradient of a layer with few input channels: whole images are shifted, not single numbers gathered."""
+    spatial = _spatial(geo)
+    x = arrange(padded(lhs, geo), _lhs_axes(geo), ("n", "c", *spatial))
+    for axis in reversed(range(len(spatial))):
+        place = x.ndim - len(spatial) + axis
+        steps = [(i * geo.strides[axis], geo.rhs_dilation[axis], geo.kernel[axis]) for i in range(geo.out[axis])]
+        x = _cat([lax.expand_dims(window(x, [place], [a], [b], [c]), [0]) for a, b, c in steps], 0)
+    names = (*(f"o{i}" for i in range(len(spatial))), "n", "c", *spatial)
+    out, axes = contract(x, names, rhs, _rhs_axes(geo), dtype, precision)
+    return _finish(out, tuple("s" + n[1:] if n[0] == "o" else n for n in axes), geo)
 
 
 def scatter(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, chunk: int = 0) -> jax.Array:

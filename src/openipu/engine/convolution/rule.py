@@ -13,7 +13,7 @@ from .geometry import Geometry, Shape
 from .pooling import Windows
 from .winograd import transform
 
-Kind = Literal["gather", "scatter", "gather_right", "elementwise", "winograd", "winograd_scatter", "winograd_weights"]
+Kind = Literal["gather", "gather_narrow", "scatter", "gather_right", "elementwise", "winograd", "winograd_scatter", "winograd_weights"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ WINOGRAD_GAIN = 1.5
 WINOGRAD_KERNELS = (2, 3, 4, 5)
 WINOGRAD_WEIGHTS = (2, 3, 4)
 WINOGRAD_TILES = {6: 64, 4: 4096}
+NARROW = 4
 FEW_PRODUCTS = 32
 FEW_OUTPUTS = 8
 CPU = Limits(positions=256, patches=256 << 20, multiplications=None, forward_pooling=True, winograd=True)
@@ -106,6 +107,8 @@ def costs(geo: Geometry) -> dict[Kind, int]:
     unit = geo.itemsize * geo.groups
     if _single_channel(geo) or _few_products(geo):
         return {"elementwise": 0}
+    if geo.groups == 1 and geo.batch <= NARROW and spots < taps:
+        return {"gather_narrow": unit * geo.batch * spots * taps * geo.features_in}
     kinds: dict[Kind, int] = {"gather": unit * geo.batch * spots * taps * geo.features_in}
     if taps == 1 and max(geo.strides + geo.lhs_dilation) == 1:
         return kinds
@@ -126,6 +129,7 @@ def slices(geo: Geometry) -> dict[Kind, int]:
     per_tap = 1 if by_output else geo.features_in
     return {
         "gather": min(taps, spots),
+        "gather_narrow": spots,
         "scatter": taps,
         "gather_right": spots,
         "elementwise": per_tap * (spots if by_output else taps),

@@ -1,0 +1,136 @@
+"""Optimizer state divided over replicas: each keeps, and updates, one share of every weight's slots.
+
+Per update: gradients are reduced and scattered (one reduce-scatter), each replica updates its shares, and the new
+weights are gathered (one all-gather). That needs an optimizer whose update treats every element by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax import lax
+
+from .replicate import AXIS, Replicas
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """Which parts of the state are divided, and how.
+
+    `weights` holds the shapes of the trainable weights; `slots` those of the optimizer's variables that are divided,
+    None for the others (iterations, learning rate, slots of weights with a single element).
+    """
+
+    replicas: Replicas
+    weights: tuple[Shape, ...]
+    slots: tuple[Shape | None, ...]
+
+    def share(self, shape: Shape) -> int:
+        """Elements of an array of that shape that each replica keeps; the last one's share may be padded."""
+        return -(-math.prod(shape) // self.replicas.count)
+
+    # --- outside the program
+
+    def divide(self, array: Any) -> np.ndarray:
+        """An array as rows, one for each replica."""
+        share = self.share(array.shape)
+        flat = np.zeros(self.replicas.count * share, array.dtype)
+        flat[: array.size] = np.asarray(array).reshape(-1)
+        return flat.reshape(self.replicas.count, share)
+
+    def join(self, rows: Any, shape: Shape) -> Any:
+        """The inverse of `divide`."""
+        return jnp.asarray(np.asarray(rows).reshape(-1)[: math.prod(shape)].reshape(shape))
+
+    # --- inside the program
+
+    def scatter(self, gradients: list[Any]) -> list[Any]:
+        """This replica's shares of the sum of all replicas' gradients."""
+        rows = jnp.concatenate([self._rows(g) for g in self._large(gradients)], axis=1)
+        mine = iter(self._cut(lax.psum_scatter(rows, AXIS, scatter_dimension=0)))
+        small = iter(lax.psum([g for g in gradients if not _is_large(g.shape)], AXIS))
+        return [next(mine) if _is_large(g.shape) else next(small) for g in gradients]
+
+    def mine(self, weights: list[Any]) -> list[Any]:
+        """This replica's shares of arrays that all replicas have."""
+        me = self.replicas.index()
+        return [self._rows(w)[me] if _is_large(w.shape) else w for w in weights]
+
+    def gather(self, shares: list[Any]) -> list[Any]:
+        """The whole arrays, from every replica's shares."""
+        flat = jnp.concatenate([s for s, shape in zip(shares, self.weights, strict=True) if _is_large(shape)])
+        rows = lax.all_gather(flat, AXIS)
+        columns = iter(self._cut(rows, axis=1))
+        whole = []
+        for share, shape in zip(shares, self.weights, strict=True):
+            size = math.prod(shape)
+            whole.append(next(columns).reshape(-1)[:size].reshape(shape) if _is_large(shape) else share)
+        return whole
+
+    def _rows(self, array: Any) -> Any:
+        share = self.share(array.shape)
+        padded = jnp.pad(array.reshape(-1), (0, self.replicas.count * share - array.size))
+        return padded.reshape(self.replicas.count, share)
+
+    def _cut(self, joined: Any, axis: int = 0) -> list[Any]:
+        ends = np.cumsum([self.share(shape) for shape in self.weights if _is_large(shape)])
+        return jnp.split(joined, ends[:-1].tolist(), axis=axis)
+
+    def _large(self, arrays: list[Any]) -> list[Any]:
+        return [a for a in arrays if _is_large(a.shape)]
+
+
+def _is_large(shape: Shape) -> bool:
+    return math.prod(shape) > 1
+
+
+def make_shards(optimizer: Any, weights: list[Any], replicas: Replicas) -> tuple[Shards, Any]:
+    """How the state of a built `optimizer` is divided, and its twin that updates shares."""
+    check_elementwise(optimizer)
+    shapes = tuple(tuple(w.shape) for w in weights)
+    shards = Shards(replicas, shapes, ())
+    twin = _twin(optimizer)
+    sizes = [(shards.share(s),) if _is_large(s) else s for s in shapes]
+    twin.build([keras.Variable(np.zeros(s, w.dtype), name=w.name) for s, w in zip(sizes, weights, strict=True)])
+    pairs = zip(optimizer.variables, twin.variables, strict=True)
+    slots = tuple(None if v.shape == t.shape else tuple(v.shape) for v, t in pairs)
+    return Shards(replicas, shapes, slots), twin
+
+
+def check_elementwise(optimizer: Any) -> None:
+    """Refuse an optimizer whose update of one element depends on others, found out by trying it on a small weight."""
+    start = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
+    gradient = np.float32(1e3) * np.sin(np.arange(24, dtype=np.float32)).reshape(4, 6)
+    whole = _try(optimizer, [start], [gradient])[0].reshape(-1)
+    halves = np.concatenate(_try(optimizer, [*start.reshape(2, 12)], [*gradient.reshape(2, 12)]))
+    if not np.allclose(whole, halves, rtol=1e-6, atol=1e-7):
+        raise ValueError(
+            f"The state of {type(optimizer).__name__} cannot be divided over replicas: with its settings, the update of "
+            "an element depends on other elements (clipping by norm, factored or layer-wise scaling, ...). "
+            "Use `replicated_optimizer_state_sharding=False`, or an optimizer such as SGD, Adam, AdamW or RMSprop."
+        )
+
+
+def _try(optimizer: Any, weights: list[np.ndarray], gradients: list[np.ndarray]) -> list[np.ndarray]:
+    twin = _twin(optimizer)
+    owned = [keras.Variable(w) for w in weights]
+    twin.build(owned)
+    for _ in range(2):
+        twin.apply([jnp.asarray(g) for g in gradients], owned)
+    return [np.asarray(v.value) for v in owned]
+
+
+def _twin(optimizer: Any) -> Any:
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "The state of LossScaleOptimizer cannot be divided over replicas: whether a step is skipped depends on all "
+            "gradients. Use `replicated_optimizer_state_sharding=False`, or the policy mixed_bfloat16."
+        )
+    return type(optimizer).from_config(optimizer.get_config())
