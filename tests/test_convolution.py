@@ -202,9 +202,7 @@ def convolutions(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[int, ...], tupl
         low = draw(st.integers(-1, reach))
         padding.append((low, draw(st.integers(max(reach - length - low, -1), reach + 1))))
     letters = "HW"[:rank]
-    lhs_spec, rhs_spec, out_spec = (
-        "".join(draw(st.permutations(roles + letters))) for roles in ("NC", "OI", "NC")
-    )
+    lhs_spec, rhs_spec, out_spec = ("".join(draw(st.permutations(roles + letters))) for roles in ("NC", "OI", "NC"))
     sizes = dict(zip(letters, spatial, strict=True)) | {"N": batch, "C": per_group * feature_groups}
     kernel_sizes = dict(zip(letters, kernel, strict=True)) | {"O": out, "I": per_group}
     options = {
@@ -273,7 +271,14 @@ def test_pooling_with_an_initial_value_of_its_own() -> None:
         "min": (lambda x: lax.reduce_window(x, jnp.inf, lax.min, (1, 3, 3, 1), (1, 2, 2, 1), "SAME"), (x,)),
         "dilated": (
             lambda x: lax.reduce_window(
-                x, 0.0, lax.add, (1, 2, 2, 1), (1, 1, 2, 1), "VALID", base_dilation=(1, 2, 1, 1), window_dilation=(1, 1, 3, 1)
+                x,
+                0.0,
+                lax.add,
+                (1, 2, 2, 1),
+                (1, 1, 2, 1),
+                "VALID",
+                base_dilation=(1, 2, 1, 1),
+                window_dilation=(1, 1, 3, 1),
             ),
             (x,),
         ),

@@ -121,7 +121,7 @@ _TABLE: Final = (
     _poplar_options("matmuls", "matrix products"),
     Option("norms.experimental.distributed_batch_norm_replica_group_size", int, 1,
         "How many consecutive replicas share their batch statistics in BatchNormalization; 1 means that each replica "
-        "uses its own micro-batch. It must divide the number of replicas.", no_effect=_LATER, minimum=1),
+        "uses its own micro-batch. It must divide the number of replicas.", minimum=1),
     _switch("norms.use_stable_statistics", False,
         "Compute the variance from the mean in a second pass.", "Keras always does it that way on JAX"),
     Option("optimizations.cholesky_block_size", int, 0,

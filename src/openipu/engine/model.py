@@ -124,7 +124,8 @@ def make_step(model: Any, mode: Mode, place: Place, options: Options, shards: tu
         update = functools.partial(_update, model, replicas)
         if shards is not None:
             update = functools.partial(_update_shares, *shards)
-        step = Step(functools.partial(_train_micro, model, place.recompute), update, "none", logs)
+        micro = functools.partial(_train_micro, model, place.recompute, shards and shards[0])
+        step = Step(micro, update, "none", logs)
     else:
         step = Step(functools.partial(_test_micro, model), None, "none", logs)
     if step.finish and _overrides(model, "compute_metrics"):
@@ -143,8 +144,12 @@ def _overrides(model: Any, name: str) -> bool:
     return getattr(type(model), name) is not getattr(JAXTrainer, name)
 
 
-def _train_micro(model: Any, recompute: bool, state: State, batch: Batch) -> tuple[State, list[Any], Logs]:
+def _train_micro(
+    model: Any, recompute: bool, shards: Shards | None, state: State, batch: Batch
+) -> tuple[State, list[Any], Logs]:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    # Keras reads a loss scale from here, and checks all shapes.
+    optimizer = shards.stand_ins(state.optimizer) if shards else state.optimizer
 
     def loss(trainable: list[Any]) -> Any:
         return model.compute_loss_and_updates(
@@ -155,7 +160,7 @@ def _train_micro(model: Any, recompute: bool, state: State, batch: Batch) -> tup
             y,
             sample_weight,
             training=True,
-            optimizer_variables=state.optimizer,
+            optimizer_variables=optimizer,
         )
 
     gradient = jax.value_and_grad(jax.checkpoint(loss) if recompute else loss, has_aux=True)

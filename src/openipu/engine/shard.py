@@ -58,6 +58,11 @@ class Shards:
         small = iter(lax.psum([g for g in gradients if not _is_large(g.shape)], AXIS))
         return [next(mine) if _is_large(g.shape) else next(small) for g in gradients]
 
+    def stand_ins(self, optimizer: list[Any]) -> list[Any]:
+        """The optimizer's values with zeros of the full shape in place of shares, for those who only look at others."""
+        pairs = zip(optimizer, self.slots, strict=True)
+        return [v if shape is None else jnp.zeros(shape, v.dtype) for v, shape in pairs]
+
     def mine(self, weights: list[Any]) -> list[Any]:
         """This replica's shares of arrays that all replicas have."""
         me = self.replicas.index()

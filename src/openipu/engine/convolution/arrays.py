@@ -39,7 +39,9 @@ def settled(x: jax.Array) -> jax.Array:
         return _as_it_is(x)
 
 
-def window(x: jax.Array, axes: Sequence[int], start: Sequence[int], step: Sequence[int], count: Sequence[int]) -> jax.Array:
+def window(
+    x: jax.Array, axes: Sequence[int], start: Sequence[int], step: Sequence[int], count: Sequence[int]
+) -> jax.Array:
     """`count[i]` elements along each `axes[i]`, from `start[i]` on, `step[i]` apart; other axes whole."""
     low, high, stride = [0] * x.ndim, list(x.shape), [1] * x.ndim
     for axis, first, by, size in zip(axes, start, step, count, strict=True):

@@ -50,7 +50,9 @@ class Geometry:
         spatial = tuple(lhs[axis] for axis in lhs_spec[2:])
         kernel = tuple(rhs[axis] for axis in rhs_spec[2:])
         padding = tuple((int(low), int(high)) for low, high in params["padding"])
-        strides, lhs_dilation, rhs_dilation = (tuple(params[k]) for k in ("window_strides", "lhs_dilation", "rhs_dilation"))
+        strides, lhs_dilation, rhs_dilation = (
+            tuple(params[k]) for k in ("window_strides", "lhs_dilation", "rhs_dilation")
+        )
         out = tuple(
             output_size(i, k, *steps)
             for i, k, *steps in zip(spatial, kernel, strides, padding, lhs_dilation, rhs_dilation, strict=True)

@@ -103,7 +103,9 @@ class _Pass:
         if id(closed) not in self._rebuilt:
             self._kept.append(closed)
             avals = [v.aval for v in closed.jaxpr.invars]
-            self._rebuilt[id(closed)] = jax.make_jaxpr(lambda *args: self.run(closed.jaxpr, closed.consts, args))(*avals)
+            self._rebuilt[id(closed)] = jax.make_jaxpr(lambda *args: self.run(closed.jaxpr, closed.consts, args))(
+                *avals
+            )
         return self._rebuilt[id(closed)]
 
     def _rebuild_open(self, jaxpr: Jaxpr) -> Jaxpr:

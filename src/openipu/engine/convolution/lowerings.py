@@ -26,7 +26,9 @@ from .geometry import Geometry, Shape, dilated
 Position = tuple[int, ...]
 
 
-def gather(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, chunk: int = 0) -> jax.Array:
+def gather(
+    lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, chunk: int = 0
+) -> jax.Array:
     """Patches of the left operand times the right operand.
 
     Patches are cut along the fewer of kernel positions and output positions. Either way they are the same slices in the same order, so that
@@ -55,7 +57,9 @@ def gather(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision:
         spots = positions(geo.out)
         blocks = []
         for first, last in _runs(len(spots), chunk):
-            patches = [window(x, places, _times(o, geo.strides), geo.rhs_dilation, geo.kernel) for o in spots[first:last]]
+            patches = [
+                window(x, places, _times(o, geo.strides), geo.rhs_dilation, geo.kernel) for o in spots[first:last]
+            ]
             blocks.append(contract(_cat(patches, x_axes.index("n")), x_axes, w, w_axes, dtype, precision))
         axes = blocks[0][1]
         out = _cat([b for b, _ in blocks], axes.index("n"))
@@ -63,7 +67,14 @@ def gather(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision:
     return _finish(out, axes, geo)
 
 
-def gather_narrow(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, chunk: int = 0) -> jax.Array:  # noqa: ARG001
+def gather_narrow(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    geo: Geometry,
+    dtype: Any,
+    precision: Any = None,
+    chunk: int = 0,  # noqa: ARG001 - few channels never need to be divided
+) -> jax.Array:
     """`gather` for the weight gradient of a layer with few input channels: whole images are shifted, not single numbers gathered."""
     spatial = _spatial(geo)
     x = arrange(padded(lhs, geo), _lhs_axes(geo), ("n", "c", *spatial))
@@ -76,14 +87,18 @@ def gather_narrow(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, pre
     return _finish(out, tuple("s" + n[1:] if n[0] == "o" else n for n in axes), geo)
 
 
-def scatter(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, chunk: int = 0) -> jax.Array:
+def scatter(
+    lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, chunk: int = 0
+) -> jax.Array:
     """The product of every input place with every tap, then each tap's share added where it belongs."""
     spatial = _spatial(geo)
     taps_axes = tuple("k" + s[1:] for s in spatial)
     x, x_axes = _split(lhs, _lhs_axes(geo), geo.group_axis, geo.groups)
     w, w_axes = _split(rhs, _rhs_axes(geo), "f", geo.groups)
     w_axes = tuple("k" + n[1:] if n in spatial else n for n in w_axes)
-    wanted = _rest(w_axes, ("g", *taps_axes, "f", "c")) if w_axes[-1] == "c" else _rest(w_axes, ("g", "c", *taps_axes, "f"))
+    wanted = (
+        _rest(w_axes, ("g", *taps_axes, "f", "c")) if w_axes[-1] == "c" else _rest(w_axes, ("g", "c", *taps_axes, "f"))
+    )
     w, w_axes = arrange(w, w_axes, wanted), wanted
     blocks = [(n,) for n in w_axes if n in ("g", "c")]
     blocks.insert(len(blocks) if w_axes[-1] == "f" else len(blocks) - 1, (*taps_axes, "f"))
@@ -101,7 +116,9 @@ def scatter(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision
     return _finish(reduce(lax.add, shares), axes, geo)
 
 
-def gather_right(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, chunk: int = 0) -> jax.Array:
+def gather_right(
+    lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, chunk: int = 0
+) -> jax.Array:
     """The left operand times patches of the right operand, one for each output position; needs an undilated right operand."""
     spatial = _spatial(geo)
     x, x_axes = _split(lhs, _lhs_axes(geo), geo.group_axis, geo.groups)

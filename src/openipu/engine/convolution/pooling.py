@@ -50,9 +50,7 @@ class Windows:
     @property
     def out(self) -> Shape:
         """How many windows there are along each axis."""
-        steps = zip(
-            self.shape, self.size, self.strides, self.padding, self.base_dilation, self.dilation, strict=True
-        )
+        steps = zip(self.shape, self.size, self.strides, self.padding, self.base_dilation, self.dilation, strict=True)
         return tuple(output_size(*step) for step in steps)
 
     @property
@@ -94,7 +92,9 @@ def reduce_windows(x: jax.Array, windows: Windows, combine: Binary, init: Any) -
     return x
 
 
-def scatter_windows(source: jax.Array, operand: jax.Array, windows: Windows, prefer: Binary, wall: bool = False) -> jax.Array:
+def scatter_windows(
+    source: jax.Array, operand: jax.Array, windows: Windows, prefer: Binary, wall: bool = False
+) -> jax.Array:
     """The gradient of max pooling: every window's `source` goes to the first element that `prefer` keeps."""
     chosen = _choose(operand, windows, prefer)
     if wall:  # each is read once per window position [Note: a wall XLA:CPU respects]

@@ -15,7 +15,7 @@ from . import lowerings, pooling, winograd
 from .arrays import settled
 from .geometry import Geometry
 from .pooling import Windows
-from .rule import plan_convolution, plan_pooling
+from .rule import LIMITS, plan_convolution, plan_pooling
 
 Lowering = Callable[..., list[jax.Array]]
 
@@ -52,23 +52,23 @@ def _accumulator(dtype: Any) -> Any:
 
 def _convolution(eqn: JaxprEqn, platform: str) -> Lowering | None:
     lhs, rhs = (v.aval for v in eqn.invars)
-    result = eqn.outvars[0].aval.dtype
     geo = Geometry.of(eqn.params, lhs.shape, rhs.shape, _accumulator(lhs.dtype).itemsize)
     choice = plan_convolution(geo, platform)
     if choice is None:
         return None
+    result = eqn.outvars[0].aval.dtype
     dtype = _accumulator(result)
-    wall = settled if platform == "cpu" else lambda x: x
-    if choice.kind == "elementwise":
-        return lambda a, b: [lowerings.elementwise(a, b, geo, dtype).astype(result)]
     precision = eqn.params.get("precision")
-    if choice.kind in _WINOGRAD:
-        tiled = _WINOGRAD[choice.kind]
-        return lambda a, b: [wall(tiled(a.astype(dtype), b.astype(dtype), geo, dtype, precision, choice.tile).astype(result))]
-    lowering = getattr(lowerings, choice.kind)
-    if choice.kind == "scatter":
-        return lambda a, b: [wall(lowering(a, b, geo, dtype, precision, choice.chunk).astype(result))]
-    return lambda a, b: [lowering(a, b, geo, dtype, precision, choice.chunk).astype(result)]
+    wall = settled if choice.wall else lambda x: x
+
+    def convolution(a: jax.Array, b: jax.Array) -> jax.Array:
+        if choice.kind == "elementwise":
+            return lowerings.elementwise(a, b, geo, dtype)
+        if choice.kind in _WINOGRAD:
+            return _WINOGRAD[choice.kind](a.astype(dtype), b.astype(dtype), geo, dtype, precision, choice.tile)
+        return _PATCHES[choice.kind](a, b, geo, dtype, precision, choice.chunk)
+
+    return lambda a, b: [wall(convolution(a, b).astype(result))]
 
 
 def _windows(eqn: JaxprEqn, platform: str, operand: int = 0) -> Windows | None:
@@ -118,13 +118,21 @@ def _pool_gradient(eqn: JaxprEqn, platform: str) -> Lowering | None:
         return lambda t, x: [pooling.gather_windows(t, x, windows, prefer)]
     dtype = eqn.outvars[0].aval.dtype
     acc = dtype if windows.plain else _accumulator(dtype)
-    return lambda t, x: [pooling.scatter_windows(t.astype(acc), x, windows, prefer, wall=platform == "cpu").astype(dtype)]
+    return lambda t, x: [
+        pooling.scatter_windows(t.astype(acc), x, windows, prefer, wall=LIMITS[platform].walls).astype(dtype)
+    ]
 
 
 _WINOGRAD = {
     "winograd": winograd.forward,
     "winograd_scatter": winograd.scatter,
     "winograd_weights": winograd.weights,
+}
+_PATCHES = {
+    "gather": lowerings.gather,
+    "gather_narrow": lowerings.gather_narrow,
+    "gather_right": lowerings.gather_right,
+    "scatter": lowerings.scatter,
 }
 _MAKERS: dict[str, Callable[[JaxprEqn, str], Lowering | None]] = {
     "conv_general_dilated": _convolution,

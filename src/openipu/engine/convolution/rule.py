@@ -1,11 +1,12 @@
 """Which windowed equations are replaced, by what, on which platform.
 
-`plan_convolution(geometry, platform)` and `plan_pooling(windows, platform, primitive)` are pure: sizes in, decision out. `None` keeps the original.
+`plan_convolution(geometry, platform)` and `plan_pooling(windows, platform, primitive)` are pure: sizes in, decision out. `None` and False keep the original.
+The numbers below were measured with `benchmarks/micro_convolution.py` (CPU: one core of an AMD EPYC 9004, float32; GPU: H200).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
@@ -13,21 +14,34 @@ from .geometry import Geometry, Shape
 from .pooling import Windows
 from .winograd import transform
 
-Kind = Literal["gather", "gather_narrow", "scatter", "gather_right", "elementwise", "winograd", "winograd_scatter", "winograd_weights"]
+Kind = Literal[
+    "gather",
+    "gather_narrow",
+    "gather_right",
+    "scatter",
+    "elementwise",
+    "winograd",
+    "winograd_scatter",
+    "winograd_weights",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A lowering, how many positions it lays out at once (0: all), and the tile of a Winograd form."""
+    """A lowering, and how it is done."""
 
     kind: Kind
     chunk: int = 0
+    """Kernel or output positions laid out at once; 0: all."""
     tile: int = 0
+    """Side of a Winograd tile."""
+    wall: bool = False
+    """Whether the result is computed before anything reads it [Note: a wall XLA:CPU respects]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Up to where the replacement is worth it on one platform."""
+    """Up to where replacing is worth it on one platform."""
 
     positions: int
     """Slices one equation may become; beyond, the program grows faster than it gains."""
@@ -38,20 +52,36 @@ class Limits:
     forward_pooling: bool
     """Whether pooling itself is replaced, not only its gradient."""
     winograd: bool
-    """Whether 3x3 convolutions may be done with fewer multiplications (needs float32 products that are not rounded to less)."""
+    """Whether small kernels may take the Winograd form; needs matrix products in full float32."""
+    walls: bool
+    """Whether the compiler has to be kept from repeating work for every reader."""
 
 
-WINOGRAD_CHANNELS = 16
-WINOGRAD_GAIN = 1.5
-WINOGRAD_KERNELS = (2, 3, 4, 5)
-WINOGRAD_WEIGHTS = (2, 3, 4)
-WINOGRAD_TILES = {6: 64, 4: 4096}
-NARROW = 4
-FEW_PRODUCTS = 32
-FEW_OUTPUTS = 8
-CPU = Limits(positions=256, patches=256 << 20, multiplications=None, forward_pooling=True, winograd=True)
-GPU = Limits(positions=64, patches=64 << 20, multiplications=1 << 28, forward_pooling=False, winograd=False)
+CPU = Limits(positions=256, patches=64 << 20, multiplications=None, forward_pooling=True, winograd=True, walls=True)
+GPU = Limits(
+    positions=64, patches=64 << 20, multiplications=1 << 28, forward_pooling=False, winograd=False, walls=False
+)
 LIMITS = {"cpu": CPU, "gpu": GPU, "cuda": GPU, "rocm": GPU}
+
+FEW_PRODUCTS = 32
+"""Products per output up to which they are added one by one: 28x28x1 to 32 channels, 3x3, takes 0.27 ms so and 1.06 ms as matrix product."""
+FEW_OUTPUTS = 8
+"""Output channels from which that holds: they fill the vector registers."""
+CHEAP_PRODUCTS = 12
+"""Products per output that are cheaper to repeat for a second reader than to store."""
+NARROW = 3
+"""Input channels up to which a weight gradient shifts whole images: 0.48 instead of 1.00 ms for one channel, no gain for four."""
+
+WINOGRAD_GAIN = 1.5
+"""Factor by which Winograd has to save multiplications."""
+WINOGRAD_CHANNELS = 8
+"""Channels on either side from which the transforms are cheap against the products ..."""
+WINOGRAD_PAIRS = {2: 1024, 3: 256, 4: 256, 5: 256}
+"""... and channels in times channels out, for each kernel size."""
+WINOGRAD_WEIGHTS = (2, 3, 4)
+"""Kernel sizes whose weight gradients keep their precision [Note: rounding of Winograd]."""
+WINOGRAD_TILES = {6: 64, 4: 4096}
+"""Tiles and the channels up to which each keeps its precision."""
 
 
 def plan_convolution(geo: Geometry, platform: str) -> Choice | None:
@@ -61,18 +91,26 @@ def plan_convolution(geo: Geometry, platform: str) -> Choice | None:
         return None
     if limits.multiplications is not None and geo.multiplications > limits.multiplications:
         return None
-    tiled = plan_winograd(geo) if limits.winograd else None
-    if tiled is not None:
-        return tiled
-    sizes = costs(geo)
-    counts = slices(geo)
+    choice = (plan_winograd(geo) if limits.winograd else None) or _plan_slices(geo, limits)
+    return replace(choice, wall=limits.walls and _repeats(choice, geo)) if choice else None
+
+
+def _plan_slices(geo: Geometry, limits: Limits) -> Choice | None:
+    sizes, counts = costs(geo), slices(geo)
     fitting = [kind for kind in sizes if counts[kind] <= limits.positions]
     if not fitting:
         return None
     kind = min(fitting, key=lambda k: sizes[k])
     per_slice = sizes[kind] // counts[kind]
     chunk = max(limits.patches // max(per_slice, 1), 1)
-    return Choice(kind, 0 if chunk >= counts[kind] else chunk)
+    return Choice(kind, chunk=0 if chunk >= counts[kind] else chunk)
+
+
+def _repeats(choice: Choice, geo: Geometry) -> bool:
+    """Whether the last thing a lowering does is a sum of many terms, not a matrix product: the compiler would repeat it for each reader."""
+    if choice.kind == "elementwise":
+        return prod(geo.kernel) * geo.features_in > CHEAP_PRODUCTS and geo.group_axis == "c"
+    return choice.kind in ("scatter", "winograd", "winograd_scatter")
 
 
 def plan_winograd(geo: Geometry) -> Choice | None:
@@ -80,11 +118,12 @@ def plan_winograd(geo: Geometry) -> Choice | None:
     steps = geo.strides + geo.lhs_dilation + geo.rhs_dilation
     if len(geo.spatial) != 2 or geo.groups != 1 or max(steps) > 1 or geo.itemsize != 4:
         return None
-    if geo.kernel[0] == geo.kernel[1] and geo.kernel[0] in WINOGRAD_KERNELS:
+    if geo.kernel[0] == geo.kernel[1] and geo.kernel[0] in WINOGRAD_PAIRS:
         # Equal sizes on both sides say nothing; an input gradient reads a kernel whose features stand the other way round.
         gradient = geo.spatial < geo.out or (geo.spatial == geo.out and geo.rhs_spec[0] < geo.rhs_spec[1])
-        kind, area = ("winograd_scatter", geo.spatial) if gradient else ("winograd", geo.out)
-        return _tiled(kind, geo.kernel[0], area, (geo.features_in, geo.features_out))
+        if gradient:
+            return _tiled("winograd_scatter", geo.kernel[0], geo.spatial, (geo.features_in, geo.features_out))
+        return _tiled("winograd", geo.kernel[0], geo.out, (geo.features_in, geo.features_out))
     if geo.out[0] == geo.out[1] and geo.out[0] in WINOGRAD_WEIGHTS:
         return _tiled("winograd_weights", geo.out[0], geo.kernel, (geo.batch, geo.features_out))
     return None
@@ -92,31 +131,31 @@ def plan_winograd(geo: Geometry) -> Choice | None:
 
 def _tiled(kind: Kind, size: int, area: Shape, channels: tuple[int, int]) -> Choice | None:
     """The tile with the fewest multiplications that keeps rounding small [Note: rounding of Winograd]."""
-    if min(channels) < WINOGRAD_CHANNELS:
+    if min(channels) < WINOGRAD_CHANNELS or prod(channels) < WINOGRAD_PAIRS[size]:
         return None
-    sizes = [n for n, most in WINOGRAD_TILES.items() if max(channels) <= most and n > size]
-    costs = {n: n * n * prod(transform(n, size).grid(area)) for n in sizes}
-    tile = min(costs, key=lambda n: costs[n], default=0)
-    worth = tile and costs[tile] * WINOGRAD_GAIN <= size * size * prod(area)
+    tiles = [n for n, most in WINOGRAD_TILES.items() if max(channels) <= most and n > size]
+    cost = {n: n * n * prod(transform(n, size).grid(area)) for n in tiles}
+    tile = min(cost, key=lambda n: cost[n], default=0)
+    worth = tile and cost[tile] * WINOGRAD_GAIN <= size * size * prod(area)
     return Choice(kind, tile=tile) if worth else None
 
 
 def costs(geo: Geometry) -> dict[Kind, int]:
-    """Bytes each possible lowering lays out between reading its operands and writing its result."""
+    """Bytes each lowering that fits would lay out between reading its operands and writing its result."""
     taps, places, spots = prod(geo.kernel), prod(geo.spatial), prod(geo.out)
     unit = geo.itemsize * geo.groups
+    patches = unit * geo.batch * spots * taps * geo.features_in
     if _single_channel(geo) or _few_products(geo):
         return {"elementwise": 0}
-    if geo.groups == 1 and geo.batch <= NARROW and spots < taps:
-        return {"gather_narrow": unit * geo.batch * spots * taps * geo.features_in}
-    kinds: dict[Kind, int] = {"gather": unit * geo.batch * spots * taps * geo.features_in}
+    if geo.groups == 1 and geo.batch <= NARROW and spots < taps and spots <= FEW_PRODUCTS:
+        return {"gather_narrow": patches}
     if taps == 1 and max(geo.strides + geo.lhs_dilation) == 1:
-        return kinds
-    if max(geo.lhs_dilation) > 1:
-        kinds["gather"] *= 4  # zeros would be multiplied too
-    kinds["scatter"] = unit * geo.batch * places * taps * geo.features_out
-    if max(geo.strides) > 1:
-        kinds["scatter"] *= 4  # products would be thrown away
+        return {"gather": patches}
+    # A dilated input would be multiplied with its zeros, a stride would throw products away.
+    kinds: dict[Kind, int] = {
+        "gather": patches * (4 if max(geo.lhs_dilation) > 1 else 1),
+        "scatter": unit * geo.batch * places * taps * geo.features_out * (4 if max(geo.strides) > 1 else 1),
+    }
     if max(geo.rhs_dilation) == 1 and max(geo.lhs_dilation) > 1:
         kinds["gather_right"] = unit * spots * places * geo.features_in * geo.features_out
     return kinds
@@ -125,14 +164,13 @@ def costs(geo: Geometry) -> dict[Kind, int]:
 def slices(geo: Geometry) -> dict[Kind, int]:
     """Slices each lowering cuts."""
     taps, spots = prod(geo.kernel), prod(geo.out)
-    by_output = geo.group_axis == "n"
-    per_tap = 1 if by_output else geo.features_in
+    one_by_one = spots if geo.group_axis == "n" else taps * geo.features_in
     return {
         "gather": min(taps, spots),
         "gather_narrow": spots,
-        "scatter": taps,
         "gather_right": spots,
-        "elementwise": per_tap * (spots if by_output else taps),
+        "scatter": taps,
+        "elementwise": one_by_one,
     }
 
 
@@ -142,7 +180,7 @@ def _single_channel(geo: Geometry) -> bool:
 
 
 def _few_products(geo: Geometry) -> bool:
-    """Whether each output is a sum of so few products, and there are so many outputs, that adding them up one by one is faster."""
+    """Whether each output is a sum of so few products that adding them up one by one is faster than a matrix product."""
     products = prod(geo.kernel) * geo.features_in
     wide = geo.features_out >= FEW_OUTPUTS and prod(geo.out) >= prod(geo.kernel)
     return geo.groups == 1 and 1 < products <= FEW_PRODUCTS and wide and max(geo.lhs_dilation) == 1
