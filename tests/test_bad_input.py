@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+
 import zoo
 
 pytestmark = zoo.KERAS_WARNINGS
@@ -33,7 +34,7 @@ COUNTS = [0, -1, 2.5, True, "3", float("nan")]
     "name", ["batch_size", "steps_per_epoch", "validation_steps", "validation_batch_size", "epochs", "initial_epoch"]
 )
 def test_counts_of_fit(name, value):
-    if name == "epochs" and value == 0 and value is not True or name == "initial_epoch" and value == 0:
+    if (name == "epochs" and value == 0 and value is not True) or (name == "initial_epoch" and value == 0):
         pytest.skip("0 is a good value: nothing is trained")
     trained = model()
     before = trained.get_weights()

@@ -6,6 +6,7 @@ import re
 import keras
 import numpy as np
 import pytest
+
 import zoo
 
 pytestmark = zoo.KERAS_WARNINGS
@@ -98,7 +99,7 @@ def test_backup_and_restore_goes_on_after_an_interruption(tmp_path):
     def backup():
         return keras.callbacks.BackupAndRestore(tmp_path / "backup")
 
-    uninterrupted, expected = fit(5, lambda: [], shuffle=False)
+    uninterrupted, expected = fit(5, list, shuffle=False)
     with pytest.raises(KeyboardInterrupt):
         fit(5, lambda: [backup(), Interrupt()], shuffle=False)
     model, history = fit(5, lambda: [backup()], shuffle=False)
@@ -207,7 +208,7 @@ def test_stopping_in_the_middle_of_an_epoch():
 
 
 def test_history_is_kept_on_the_model():
-    model, history = fit(5, lambda: [])
+    model, history = fit(5, list)
     assert model.history is history
     assert set(history.history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
     assert history.params == {"verbose": 0, "epochs": 4, "steps": 13}
@@ -225,7 +226,7 @@ def bars(text):
 
 @pytest.mark.parametrize("steps_per_execution", [1, 5, 13, 100])
 def test_the_progress_bar_ends_at_its_target(capsys, steps_per_execution):
-    fit(steps_per_execution, lambda: [], verbose=1, epochs=2)
+    fit(steps_per_execution, list, verbose=1, epochs=2)
     shown = bars(capsys.readouterr().out)
     assert {total for _, total in shown} == {13}
     assert max(done for done, _ in shown) == 13
@@ -242,7 +243,7 @@ def test_evaluate_and_predict_end_at_their_target(capsys):
 
 
 def test_verbose_2_prints_one_line_per_epoch(capsys):
-    fit(5, lambda: [], verbose=2, epochs=2)
+    fit(5, list, verbose=2, epochs=2)
     lines = capsys.readouterr().out.strip().splitlines()
     assert [bool(re.match(r"13/13 - .*loss: .*val_loss: ", line)) for line in lines] == [False, True] * 2
 

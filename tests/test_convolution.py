@@ -1,4 +1,4 @@
-"""The rewritten program gives what the original gives: forward, input gradient, weight gradient, pooling, every layout."""
+"""The rewritten program gives what the original gives: forward, gradients, pooling, in every layout."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ dims = st.integers(1, 3)
 
 @st.composite
 def convolutions(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]:
-    """Any convolution that fits: odd paddings, negative ones too, dilations on both sides, groups of either kind, any layout."""
+    """Any convolution that fits: odd and negative paddings, dilations on both sides, groups of either kind, any layout."""
     rank = draw(st.integers(1, 2))
     several = st.tuples(*[dims] * rank)
     feature_groups, batch_groups = draw(st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 2), (3, 1), (1, 3)]))

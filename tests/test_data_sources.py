@@ -11,6 +11,7 @@ import jax
 import keras
 import numpy as np
 import pytest
+
 import zoo
 
 pytestmark = [zoo.KERAS_WARNINGS, pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")]

@@ -6,6 +6,7 @@ import jax
 import keras
 import numpy as np
 import pytest
+
 import zoo
 
 pytestmark = zoo.KERAS_WARNINGS
@@ -64,8 +65,7 @@ def warm(model):
 # --- compiling and launching -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [8, 96, 99, 5])
-@pytest.mark.parametrize("steps_per_execution", [1, 7, 13])
+@pytest.mark.parametrize(("rows", "steps_per_execution"), [(8, 7), (96, 1), (99, 7), (99, 13), (5, 7)])
 def test_one_program_per_kind_of_loop_whatever_the_data_length(rows, steps_per_execution):
     model = zoo.make(zoo.CASES["dense"], steps_per_execution)
     x, y = zoo.table(rows)

@@ -9,8 +9,9 @@ import jax
 import keras
 import numpy as np
 import pytest
-import zoo
 from keras import layers, ops
+
+import zoo
 
 pytestmark = zoo.KERAS_WARNINGS
 

@@ -3,6 +3,7 @@
 import functools
 
 import pytest
+
 import zoo
 
 pytestmark = zoo.KERAS_WARNINGS

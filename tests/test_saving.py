@@ -10,8 +10,9 @@ from openipu.keras.extensions import ModelExtension
 import keras
 import numpy as np
 import pytest
-import zoo
 from keras import layers
+
+import zoo
 
 pytestmark = zoo.KERAS_WARNINGS
 

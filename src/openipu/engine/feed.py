@@ -66,6 +66,7 @@ class Source(Protocol):
 
     resident: Tree
     num_batches: int | None
+    batch_size: int | None
 
     def start(self, width: int) -> Pass:
         """A new pass whose slabs are `width` batches wide."""
@@ -91,7 +92,7 @@ class ArraySource:
 
     def __init__(self, adapter: Any, replicas: Replicas) -> None:
         self._samples, batch, self._shuffle = keras_model.array_order(adapter)
-        self._batch = min(batch, self._samples)
+        self._batch = self.batch_size = min(batch, self._samples)
         self._replicas = replicas
         self.num_batches: int | None = adapter.num_batches
         self._host = keras_model.whole_arrays(adapter)
@@ -156,6 +157,7 @@ class StreamSource:
         self._adapter, self._replicas = adapter, replicas
         self.resident: Tree = None
         self.num_batches: int | None = adapter.num_batches
+        self.batch_size: int | None = adapter.batch_size
         self._peeked: tuple[Tree, Iterator[Tree]] | None = None
 
     def start(self, width: int) -> _StreamPass:

@@ -6,6 +6,7 @@ things happen, which is Keras' order. While one execution runs on the device, th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,9 +22,11 @@ from .model import Held
 from .options import MetricReduction, Options
 from .place import Place
 from .place import place as make_place
-from .plan import check_training, limited, make_feed, positive
+from .plan import check_training, describe_updates, limited, make_feed, positive
 from .shard import make_shards
 from .state import Mode, gather_state, parts_of, spread_state, state_of
+
+log = logging.getLogger("openipu")
 
 Logs = dict[str, Any]
 
@@ -164,7 +167,7 @@ def fit(
     """Train, as `keras.Model.fit` does."""
     model = session.model
     keras_model.assert_compiled(model, "fit")
-    check_training(model, session.place, session.options)
+    check_training(model, session.options)
     batch_size = positive("batch_size", batch_size, optional=True)
     steps_per_epoch = positive("steps_per_epoch", steps_per_epoch, optional=True)
     validation_steps = positive("validation_steps", validation_steps, optional=True)
@@ -184,6 +187,7 @@ def fit(
         session.place, model.steps_per_execution, x, y, sample_weight,
         accumulated=session.options.accumulation.steps, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
     )  # fmt: skip
+    log.info("%s: %s", model.name, describe_updates(feed, session.place.replicas, session.options.accumulation))
     keras_model.build(model, feed.source.first_batch)
     callbacks = keras_model.callback_list(
         model, callbacks, add_history=True, verbose=verbose, epochs=epochs, steps=feed.num_steps

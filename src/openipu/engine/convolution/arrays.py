@@ -1,7 +1,7 @@
 """Small array operations whose axes have names: contractions, windows.
 
-An `Axes` string names the axes of an array in their order in memory. Names keep the layouts (channels first or last, gradients with
-exchanged axes) out of the lowerings.
+`Axes` name the axes of an array in their order in memory. Names keep the layouts (channels first or last, gradients
+with exchanged axes) out of the lowerings.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ def pad(x: jax.Array, value: Any, config: Sequence[tuple[int, int, int]]) -> jax
     return lax.pad(x, lax.convert_element_type(value, x.dtype), config)
 
 
-@jax.jit
-def _as_it_is(x: jax.Array) -> jax.Array:
-    return x
-
-
 def settled(x: jax.Array) -> jax.Array:
     """`x`, computed once and for all before anything reads it. [Note: a wall XLA:CPU respects]
 
-    XLA:CPU fuses what computes `x` into its readers and repeats it for every element they read; `lax.optimization_barrier` is gone by
-    then. A call that may not be inlined is a wall, and costs nothing.
+    XLA:CPU fuses what computes `x` into its readers and repeats it for every element they read;
+    `lax.optimization_barrier` is gone by then. A call that may not be inlined is a wall, and costs nothing.
     """
     with set_xla_metadata(inlineable="false"):
-        return _as_it_is(x)
+        kept: jax.Array = _as_it_is(x)
+    return kept
+
+
+@jax.jit
+def _as_it_is(x: jax.Array) -> jax.Array:
+    return x
 
 
 def window(
@@ -66,9 +67,10 @@ def merge(x: jax.Array, axes: Axes, blocks: Sequence[Axes]) -> jax.Array:
 def contract(
     a: jax.Array, a_axes: Axes, b: jax.Array, b_axes: Axes, dtype: Any, precision: Any = None
 ) -> tuple[jax.Array, Axes]:
-    """The product of `a` and `b` summed over every shared axis but "g", and the names of its axes: g, those of a, those of b.
+    """The product of `a` and `b` summed over every shared axis but "g", and its axes: g, those of a, those of b.
 
-    One matrix product (a batch of them over "g"): axes are merged first, so that the compiler sees two plain matrices, transposed or not.
+    One matrix product (a batch of them over "g"): axes are merged first, so that the compiler sees two plain matrices,
+    transposed or not.
     """
     batch: Axes = ("g",) if "g" in a_axes and "g" in b_axes else ()
     shared = tuple(n for n in a_axes if n in b_axes and n not in batch)

@@ -1,8 +1,8 @@
 """The sizes of one convolution, read off its equation.
 
-`Geometry.of(params, lhs_shape, rhs_shape, itemsize)` gives every count by its role instead of by axis number, whatever the
-layout (channels first or last) and whatever the part it plays (forward, input gradient, weight gradient: JAX writes all three as the
-same primitive with the roles of the axes exchanged).
+`Geometry.of(params, lhs_shape, rhs_shape, itemsize)` gives every count by its role instead of by axis number, whatever
+the layout (channels first or last) and whatever the part it plays (forward, input gradient, weight gradient: JAX writes
+all three as the same primitive with the roles of the axes exchanged).
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What is multiplied with what: `out[n, o, f] = sum over k, c of lhs[n, (o * stride + k * rhs_dilation - low) / lhs_dilation, c] * rhs[k, c, f]`.
+    """What is multiplied with what.
 
-    Counts are per group: `groups` independent convolutions are laid side by side. `group_axis` says which axis of the left operand the groups
-    divide: "c" (feature groups) or "n" (batch groups, as in the weight gradient of a grouped convolution).
+    `out[n, o, f]` is the sum over k and c of `lhs[n, i, c] * rhs[k, c, f]` where
+    `i * lhs_dilation = o * stride + k * rhs_dilation - low`, and zero where there is no such i.
+
+    Counts are per group: `groups` independent convolutions are laid side by side. `group_axis` says which axis of the
+    left operand the groups divide: "c" (feature groups) or "n" (batch groups, as in the weight gradient of a grouped
+    convolution).
     """
 
     lhs_spec: Shape

@@ -1,7 +1,8 @@
 """`rewrite(fn, platform)`: the same function with slow windowed primitives replaced.
 
-The function is traced once; the trace is run again with replacements. Programs inside the program (jit, scan, while, cond, checkpoint,
-custom derivatives) are rebuilt only where they contain something to replace; every other equation is bound as it stands.
+The function is traced once; the trace is run again with replacements. Programs inside the program (jit, scan, while,
+cond, checkpoint, custom derivatives) are rebuilt only where they contain something to replace; every other equation is
+bound as it stands.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def rewrite(fn: F, platform: str) -> F:
-    """`fn` with the convolutions and poolings replaced that `rule.py` wants replaced on `platform` ("cpu", "gpu", "cuda", "rocm").
+    """`fn` with those convolutions and poolings replaced that `rule.py` wants replaced on `platform`.
 
-    Apply it last, after differentiation: to the whole training step, inside the loop. On a platform without a rule `fn` itself comes back.
+    A platform is what JAX calls it: "cpu", "gpu", "cuda", "rocm", "tpu". Apply it last, after differentiation: to the
+    whole training step, inside the loop. On a platform without a rule `fn` itself comes back.
     """
     if platform not in LIMITS:
         return fn
@@ -109,7 +111,7 @@ class _Pass:
         return self._rebuilt[id(closed)]
 
     def _rebuild_open(self, jaxpr: Jaxpr) -> Jaxpr:
-        """An open program (of a checkpoint) has no place for constants: where replacing would need one, it stays as it is."""
+        """An open program (of a checkpoint) has no place for constants: one that would need them stays as it is."""
         new = self._rebuild(ClosedJaxpr(jaxpr, ()))
         return jaxpr if new.consts or jaxpr.constvars else new.jaxpr
 

@@ -1,7 +1,7 @@
 """The same convolution without a convolution: slices, matrix products and sums.
 
-Each lowering takes both operands and the `Geometry` and gives what `lax.conv_general_dilated` gives, to float tolerance. They differ in what they lay
-out in memory between; `rule.py` picks the cheapest.
+Each lowering takes both operands and the `Geometry` and gives what `lax.conv_general_dilated` gives, to float
+tolerance. They differ in what they lay out in memory between; `rule.py` picks the cheapest.
 
 - `gather`: patches of the left operand, then one matrix product. Forward convolutions and weight gradients.
 - `gather_narrow`: the same for the weight gradient of a layer with few input channels.
@@ -31,9 +31,9 @@ def gather(
 ) -> jax.Array:
     """Patches of the left operand times the right operand.
 
-    Patches are cut along the fewer of kernel positions and output positions. Either way they are the same slices in the same order, so that
-    a forward convolution and its weight gradient build one patches array between them (the compiler merges equal expressions).
-    `chunk` is the number of positions laid out at once, 0 for all.
+    Patches are cut along the fewer of kernel positions and output positions. Either way they are the same slices in the
+    same order, so that a forward convolution and its weight gradient build one patches array between them (the compiler
+    merges equal expressions). `chunk` is the number of positions laid out at once, 0 for all.
     """
     x, x_axes = _split(padded(lhs, geo), _lhs_axes(geo), geo.group_axis, geo.groups)
     w, w_axes = _split(rhs, _rhs_axes(geo), "f", geo.groups)
@@ -75,7 +75,7 @@ def gather_narrow(
     precision: Any = None,
     chunk: int = 0,  # noqa: ARG001 - few channels never need to be divided
 ) -> jax.Array:
-    """`gather` for the weight gradient of a layer with few input channels: whole images are shifted, not single numbers gathered."""
+    """`gather` for the weight gradient of a layer with few input channels: whole images are shifted, not numbers gathered."""
     spatial = _spatial(geo)
     x = arrange(padded(lhs, geo), _lhs_axes(geo), ("n", "c", *spatial))
     for axis in reversed(range(len(spatial))):
@@ -100,7 +100,7 @@ def scatter(
         _rest(w_axes, ("g", *taps_axes, "f", "c")) if w_axes[-1] == "c" else _rest(w_axes, ("g", "c", *taps_axes, "f"))
     )
     w, w_axes = arrange(w, w_axes, wanted), wanted
-    blocks = [(n,) for n in w_axes if n in ("g", "c")]
+    blocks: list[Axes] = [(n,) for n in w_axes if n in ("g", "c")]
     blocks.insert(len(blocks) if w_axes[-1] == "f" else len(blocks) - 1, (*taps_axes, "f"))
     w = merge(w, w_axes, blocks)
     w_axes = tuple("f" if len(b) > 1 else b[0] for b in blocks)
@@ -119,7 +119,7 @@ def scatter(
 def gather_right(
     lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, chunk: int = 0
 ) -> jax.Array:
-    """The left operand times patches of the right operand, one for each output position; needs an undilated right operand."""
+    """The left operand times patches of the right one, one for each output position; the right one is not dilated."""
     spatial = _spatial(geo)
     x, x_axes = _split(lhs, _lhs_axes(geo), geo.group_axis, geo.groups)
     w, w_axes = _split(rhs, _rhs_axes(geo), "f", geo.groups)
@@ -145,7 +145,7 @@ def gather_right(
 
 
 def elementwise(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any) -> jax.Array:
-    """Products and sums tap by tap, for so few input channels (or groups of one) that a matrix product would mostly move memory."""
+    """Products and sums tap by tap, for so few input channels that a matrix product would mostly move memory."""
     spatial = _spatial(geo)
     w, w_axes = _split(rhs.astype(dtype), _rhs_axes(geo), "f", geo.groups)
     x, x_axes = _split(lhs.astype(dtype), _lhs_axes(geo), geo.group_axis, geo.groups)

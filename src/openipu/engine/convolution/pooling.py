@@ -1,7 +1,8 @@
 """Pooling and its gradients without windowed primitives: slices, maxima and sums.
 
-The windows of a pooling are read as one strided slice per window position. The gradient of max pooling asks each window which position holds
-its first maximum, with the same comparison XLA's select-and-scatter uses, so ties (and NaN) go to the same element.
+The windows of a pooling are read as one strided slice per window position. The gradient of max pooling asks each window
+which position holds its first maximum, with the same comparison XLA's select-and-scatter uses, so ties (and NaN) go to
+the same element.
 """
 
 from __future__ import annotations

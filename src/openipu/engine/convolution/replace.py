@@ -34,14 +34,19 @@ def replacement(eqn: JaxprEqn, platform: str) -> Lowering | None:
     return maker(eqn, platform) if maker and _real(eqn) and not _explicit(eqn) else None
 
 
+def _aval(var: Any) -> Any:
+    """Shape, type and sharding of a variable; JAX declares only their abstract base."""
+    return var.aval
+
+
 def _real(eqn: JaxprEqn) -> bool:
     """Whether all operands are real floating point: what layers compute with."""
-    return all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.invars)
+    return all(jnp.issubdtype(_aval(v).dtype, jnp.floating) for v in eqn.invars)
 
 
 def _explicit(eqn: JaxprEqn) -> bool:
-    """Whether the user fixes how arrays are divided over devices by their types; reshapes would then need to be told too."""
-    mesh = getattr(eqn.outvars[0].aval.sharding, "mesh", None)
+    """Whether types fix how arrays are divided over devices; reshapes would then have to be told too."""
+    mesh = getattr(_aval(eqn.outvars[0]).sharding, "mesh", None)
     return AxisType.Explicit in getattr(mesh, "axis_types", ())
 
 
@@ -51,12 +56,12 @@ def _accumulator(dtype: Any) -> Any:
 
 
 def _convolution(eqn: JaxprEqn, platform: str) -> Lowering | None:
-    lhs, rhs = (v.aval for v in eqn.invars)
+    lhs, rhs = map(_aval, eqn.invars)
     geo = Geometry.of(eqn.params, lhs.shape, rhs.shape, _accumulator(lhs.dtype).itemsize)
     choice = plan_convolution(geo, platform)
     if choice is None:
         return None
-    result = eqn.outvars[0].aval.dtype
+    result = _aval(eqn.outvars[0]).dtype
     dtype = _accumulator(result)
     precision = eqn.params.get("precision")
     wall = settled if choice.wall else lambda x: x
@@ -72,7 +77,7 @@ def _convolution(eqn: JaxprEqn, platform: str) -> Lowering | None:
 
 
 def _windows(eqn: JaxprEqn, platform: str, operand: int = 0) -> Windows | None:
-    windows = Windows.of(eqn.params, eqn.invars[operand].aval.shape)
+    windows = Windows.of(eqn.params, _aval(eqn.invars[operand]).shape)
     return windows if plan_pooling(windows, platform, eqn.primitive.name) else None
 
 
@@ -81,7 +86,7 @@ def _pool(eqn: JaxprEqn, platform: str) -> Lowering | None:
     if windows is None:
         return None
     combine, extreme = _NEUTRAL[eqn.primitive.name]
-    dtype = eqn.outvars[0].aval.dtype
+    dtype = _aval(eqn.outvars[0]).dtype
     if extreme is not None:
         return lambda x: [pooling.reduce_windows(x, windows, combine, pooling.worst(dtype, extreme))]
     return lambda x: [pooling.reduce_windows(x.astype(_accumulator(dtype)), windows, combine, 0).astype(dtype)]
@@ -93,7 +98,7 @@ def _generic_pool(eqn: JaxprEqn, platform: str) -> Lowering | None:
     windows = _windows(eqn, platform) if combine and len(eqn.invars) == 2 else None
     if combine is None or windows is None:
         return None
-    neutral = 0 if combine is lax.add else pooling.worst(eqn.outvars[0].aval.dtype, combine)
+    neutral = 0 if combine is lax.add else pooling.worst(_aval(eqn.outvars[0]).dtype, combine)
     # XLA leaves padding out of a window; only the window itself starts from the initial value.
     return lambda x, init: [
         combine(pooling.reduce_windows(x, windows, combine, neutral), jnp.broadcast_to(init, windows.out))
@@ -116,7 +121,7 @@ def _pool_gradient(eqn: JaxprEqn, platform: str) -> Lowering | None:
         return None
     if eqn.primitive.name == "select_and_gather_add":
         return lambda t, x: [pooling.gather_windows(t, x, windows, prefer)]
-    dtype = eqn.outvars[0].aval.dtype
+    dtype = _aval(eqn.outvars[0]).dtype
     acc = dtype if windows.plain else _accumulator(dtype)
     return lambda t, x: [
         pooling.scatter_windows(t.astype(acc), x, windows, prefer, wall=LIMITS[platform].walls).astype(dtype)

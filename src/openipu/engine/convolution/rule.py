@@ -1,7 +1,8 @@
 """Which windowed equations are replaced, by what, on which platform.
 
-`plan_convolution(geometry, platform)` and `plan_pooling(windows, platform, primitive)` are pure: sizes in, decision out. `None` and False keep the original.
-The numbers below were measured with `benchmarks/micro_convolution.py` (CPU: one core of an AMD EPYC 9004, float32; GPU: H200).
+`plan_convolution(geometry, platform)` and `plan_pooling(windows, platform, primitive)` are pure: sizes in, decision
+out. `None` and False keep the original. The numbers below were measured with `benchmarks/micro_convolution.py` (CPU:
+one core of an AMD EPYC 9004, float32; GPU: H200).
 """
 
 from __future__ import annotations
@@ -64,13 +65,16 @@ GPU = Limits(
 LIMITS = {"cpu": CPU, "gpu": GPU, "cuda": GPU, "rocm": GPU}
 
 FEW_PRODUCTS = 32
-"""Products per output up to which they are added one by one: 28x28x1 to 32 channels, 3x3, takes 0.27 ms so and 1.06 ms as matrix product."""
+"""Products per output up to which they are added one by one.
+
+A 3x3 kernel from 28x28x1 to 32 channels takes 0.27 ms so and 1.06 ms as a matrix product.
+"""
 FEW_OUTPUTS = 8
 """Output channels from which that holds: they fill the vector registers."""
 CHEAP_PRODUCTS = 12
 """Products per output that are cheaper to repeat for a second reader than to store."""
 NARROW = 3
-"""Input channels up to which a weight gradient shifts whole images: 0.48 instead of 1.00 ms for one channel, no gain for four."""
+"""Input channels up to which a weight gradient shifts whole images: 0.48 instead of 1.00 ms for one, no gain for four."""
 
 WINOGRAD_GAIN = 1.5
 """Factor by which Winograd has to save multiplications."""
@@ -107,7 +111,7 @@ def _plan_slices(geo: Geometry, limits: Limits) -> Choice | None:
 
 
 def _repeats(choice: Choice, geo: Geometry) -> bool:
-    """Whether the last thing a lowering does is a sum of many terms, not a matrix product: the compiler would repeat it for each reader."""
+    """Whether a lowering ends with a sum of many terms: the compiler would repeat it for each reader."""
     if choice.kind == "elementwise":
         return prod(geo.kernel) * geo.features_in > CHEAP_PRODUCTS and geo.group_axis == "c"
     return choice.kind in ("scatter", "winograd", "winograd_scatter")
@@ -119,7 +123,8 @@ def plan_winograd(geo: Geometry) -> Choice | None:
     if len(geo.spatial) != 2 or geo.groups != 1 or max(steps) > 1 or geo.itemsize != 4:
         return None
     if geo.kernel[0] == geo.kernel[1] and geo.kernel[0] in WINOGRAD_PAIRS:
-        # Equal sizes on both sides say nothing; an input gradient reads a kernel whose features stand the other way round.
+        # Equal sizes on both sides say nothing; an input gradient reads a kernel whose features stand the other way
+        # round.
         gradient = geo.spatial < geo.out or (geo.spatial == geo.out and geo.rhs_spec[0] < geo.rhs_spec[1])
         if gradient:
             return _tiled("winograd_scatter", geo.kernel[0], geo.spatial, (geo.features_in, geo.features_out))
@@ -180,7 +185,7 @@ def _single_channel(geo: Geometry) -> bool:
 
 
 def _few_products(geo: Geometry) -> bool:
-    """Whether each output is a sum of so few products that adding them up one by one is faster than a matrix product."""
+    """Whether an output is a sum of so few products that adding them one by one beats a matrix product."""
     products = prod(geo.kernel) * geo.features_in
     wide = geo.features_out >= FEW_OUTPUTS and prod(geo.out) >= prod(geo.kernel)
     return geo.groups == 1 and 1 < products <= FEW_PRODUCTS and wide and max(geo.lhs_dilation) == 1

@@ -1,16 +1,18 @@
 """Convolutions with small kernels at a fraction of the multiplications: Winograd's minimal filtering.
 
-The input is cut into overlapping tiles of n x n; a linear transform of each tile and of the kernel turns the convolution of a tile into n x n independent
-products, which over all tiles and channels are n x n matrix products. With n = 6 a 3x3 kernel costs 36 multiplications per 4x4 outputs instead of 144, and
-the transformed tiles take a quarter of the memory of patches.
+The input is cut into overlapping tiles of n x n; a linear transform of each tile and of the kernel turns the
+convolution of a tile into n x n independent products, which over all tiles and channels are n x n matrix products. With
+n = 6 a 3x3 kernel costs 36 multiplications per 4x4 outputs instead of 144, and the transformed tiles take a quarter of
+the memory of patches.
 
-The three parts of one layer share their transforms, because they are written as the transposes of each other: forward and weight gradient transform
-the input alike, weight gradient and input gradient transform the incoming gradient alike, forward and input gradient transform the kernel alike. The
-compiler sees equal expressions and computes them once.
+The three parts of one layer share their transforms, because they are written as the transposes of each other: forward
+and weight gradient transform the input alike, weight gradient and input gradient transform the incoming gradient alike,
+forward and input gradient transform the kernel alike. The compiler sees equal expressions and computes them once.
 
-[Note: rounding of Winograd] Rounding grows with the tile and the number of channels. With the points 0, +-1/sqrt 2, +-sqrt 2 and up to 64 channels the largest
-error of a float32 result is 0.5e-6 to 1.6e-6 of its largest entry, against 0.5e-6 of a plain sum; the usual points 0, +-1, +-2 would give 4e-6. With n = 4 it is
-that of a plain sum. An infinity in the input makes its whole tile NaN.
+[Note: rounding of Winograd] Rounding grows with the tile and the number of channels. With the points 0, +-1/sqrt 2,
++-sqrt 2 and up to 64 channels the largest error of a float32 result is 0.5e-6 to 1.6e-6 of its largest entry, against
+0.5e-6 of a plain sum; the usual points 0, +-1, +-2 would give 4e-6. With n = 4 it is that of a plain sum. An infinity
+in the input makes its whole tile NaN.
 """
 
 from __future__ import annotations
@@ -57,8 +59,8 @@ class Transform:
 def transform(n: int, size: int) -> Transform:
     """The transform after Cook and Toom.
 
-    Rows of `gradient` and `kernel` evaluate a polynomial at one point, the last at infinity; each row of `data` holds the polynomial that is
-    zero at all other points.
+    Rows of `gradient` and `kernel` evaluate a polynomial at one point, the last at infinity; each row of `data` holds
+    the polynomial that is zero at all other points.
     """
     points = np.asarray(POINTS[n])
     step = n - size + 1
@@ -90,7 +92,8 @@ def scatter(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision
     t = transform(n, geo.kernel[0])
     grid = t.grid(geo.spatial)
     data = _gradient_tiles(_arranged(lhs, geo.lhs_spec, "nc", "nhwc"), t, grid)
-    # JAX reverses the kernel for an input gradient; reversed once more it is the forward kernel, and so is its transform.
+    # JAX reverses the kernel for an input gradient; reversed once more it is the forward kernel, and so is its
+    # transform.
     kernel = _kernel(lax.rev(_arranged(rhs, geo.rhs_spec, "fc", "hwfc"), (0, 1)), t)
     products = _products(data, kernel, (2, 2), dtype, precision)
     out = _placed(products, geo.batch, grid, _transposed(t.data), t)
@@ -100,7 +103,7 @@ def scatter(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision
 
 
 def weights(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, n: int = 6) -> jax.Array:
-    """A convolution whose output is as small as a kernel: a weight gradient. Batch and channels have exchanged roles in it."""
+    """A convolution whose output is as small as a kernel: a weight gradient, where batch and channels exchange roles."""
     t = transform(n, geo.out[0])
     grid = t.grid(geo.kernel)
     data = _data_tiles(_arranged(lhs, geo.lhs_spec, "nc", "chwn"), geo, t, grid)
@@ -158,7 +161,7 @@ def _products(a: jax.Array, b: jax.Array, contracted: tuple[int, int], dtype: An
 
 
 def _placed(products: jax.Array, batch: int, grid: Shape, matrix: Rows, t: Transform) -> jax.Array:
-    """`matrix` applied to the products along both axes, and the tiles that come out put in place; where they overlap they add up."""
+    """`matrix` applied to the products along both axes, and the tiles put in place; where they overlap they add up."""
     products = lax.reshape(products, (t.n, t.n, batch, *grid, products.shape[-1]))
     columns = _overlapped(_combine(_along(products, 1), matrix), 3, t.step)
     parts = [_overlapped(_combine(_along(column, 0), matrix), 1, t.step) for column in columns]

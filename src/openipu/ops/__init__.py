@@ -1,0 +1,25 @@
+"""Operations for layers, training steps and step functions that replicas do together.
+
+They can be called on every device count: with one replica a sum over replicas is the value itself, and so on.
+"""
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from openipu.ops import all_to_all_op, cross_replica_ops, reduce_scatter_op, replication_ops, within_replica_ops
+
+__all__ = ["all_to_all_op", "cross_replica_ops", "reduce_scatter_op", "replication_ops", "within_replica_ops"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Load a module of operations when it is first used."""
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List the public names, whether loaded yet or not."""
+    return sorted({*globals(), *__all__})

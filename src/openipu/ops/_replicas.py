@@ -1,0 +1,83 @@
+"""The replicas of a program as the code inside it sees them.
+
+The engine runs a model on several replicas under the mesh axis "replica", and on one replica without any axis. Outside
+of programs there is one replica too, except that Keras infers the shapes of a layer's outputs before any program is
+there ([Note: shapes before programs]).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import keras
+from jax import lax
+
+from openipu.engine.plan import positive
+from openipu.engine.replicate import AXIS
+
+Tree = Any
+
+
+def count() -> int:
+    """The number of replicas of the program that is being traced; 1 outside of programs."""
+    try:
+        return int(lax.axis_size(AXIS))
+    except NameError:  # how JAX says that no axis of this name is there
+        return 1
+
+
+def stated_count(replication_factor: Any) -> int:
+    """The number of replicas that the caller states, checked against the real one."""
+    stated, actual = positive("replication_factor", replication_factor), count()
+    if stated != actual and not (actual == 1 and infers_shapes()):
+        raise ValueError(
+            f"`replication_factor` is {stated}, but the number of replicas here is {actual}. Give the number of "
+            "replicas that the model runs on: that of the configured devices, or 1 outside of a strategy's programs."
+        )
+    return int(stated)
+
+
+def groups(size: Any) -> list[list[int]] | None:
+    """The groups of `size` consecutive replicas each; None when all replicas are one group."""
+    size, actual = positive("replica_group_size", size, optional=True), count()
+    if size is None or size == actual or (actual == 1 and infers_shapes()):
+        return None
+    if actual % size:
+        raise ValueError(
+            f"{actual} replicas do not make groups of `replica_group_size` {size}. Give a divisor of {actual}."
+        )
+    return [list(range(first, first + size)) for first in range(0, actual, size)]
+
+
+def infers_shapes() -> bool:
+    """Whether Keras runs a layer only to learn the shapes of its outputs.
+
+    [Note: shapes before programs] Keras does so when a model is made or built, which is before a program with replicas
+    exists. Operations then trust the stated number of replicas and give zeros of the right shape.
+    """
+    with keras.SymbolicScope() as probe:
+        return probe.original_scope is not None
+
+
+def tensors(tree: Tree) -> Tree:
+    """The tree with arrays for leaves."""
+    return jax.tree.map(_tensor, tree)
+
+
+def each(x: Any, one: Callable[[Any], Any]) -> Any:
+    """`one` of every array in `x`; a list gives a list, but a list of one array gives an array."""
+    if not isinstance(x, list | tuple):
+        return jax.tree.map(one, tensors(x))
+    results = [jax.tree.map(one, tensors(element)) for element in x]
+    return results[0] if len(results) == 1 else results
+
+
+def _tensor(value: Any) -> Any:
+    if isinstance(value, keras.KerasTensor):
+        raise ValueError(
+            f"An operation over replicas was called on the symbolic tensor {value.name!r} of shape {value.shape}. "
+            "Call it inside the `call` of a layer (a `keras.layers.Lambda` will do), where tensors have values."
+        )
+    return keras.ops.convert_to_tensor(value)

@@ -1,0 +1,76 @@
+"""Values exchanged between replicas."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from openipu.engine.replicate import AXIS
+
+from . import _replicas
+
+__all__ = ["all_gather", "all_to_all"]
+
+
+def all_to_all(
+    x: Any, split_dimension: int, concat_dimension: int, replication_factor: int, name: str | None = None
+) -> Any:
+    """The parts that all replicas cut for this one, joined along `concat_dimension`.
+
+    Every replica cuts its `x` along `split_dimension` into one part per replica and sends part i to replica i.
+
+    Args:
+        x: An array whose `split_dimension` is a multiple of the number of replicas.
+        split_dimension: The dimension that is cut.
+        concat_dimension: The dimension along which the parts are joined, in the order of replicas.
+        replication_factor: The number of replicas.
+        name: A name for the operation in profiles.
+    """
+    count = _replicas.stated_count(replication_factor)
+    with jax.named_scope(name or "all_to_all"):
+        x = _replicas.tensors(x)
+        split = _dimension("split_dimension", split_dimension, x)
+        concat = _dimension("concat_dimension", concat_dimension, x)
+        if isinstance(x.shape[split], int) and x.shape[split] % count:
+            raise ValueError(
+                f"Dimension {split} of a tensor of shape {x.shape} cannot be split over {count} replicas. "
+                f"Make its length a multiple of {count}."
+            )
+        if count == 1:
+            return x
+        if _replicas.count() == 1:  # [Note: shapes before programs]
+            shape = list(x.shape)
+            shape[split] //= count
+            shape[concat] *= count
+            return jnp.zeros(shape, x.dtype)
+        return lax.all_to_all(x, AXIS, split, concat, tiled=True)
+
+
+def all_gather(x: Any, replication_factor: int, name: str | None = None) -> Any:
+    """The values of `x` on all replicas, stacked in front: shape [replication_factor, ...].
+
+    Args:
+        x: An array, or a list of arrays, which gives a list. A list of one array gives an array.
+        replication_factor: The number of replicas.
+        name: A name for the operation in profiles.
+    """
+    count = _replicas.stated_count(replication_factor)
+
+    def one(x: Any) -> Any:
+        if _replicas.count() > 1:
+            return lax.all_gather(x, AXIS)
+        return x[None] if count == 1 else jnp.zeros((count, *x.shape), x.dtype)  # [Note: shapes before programs]
+
+    with jax.named_scope(name or "all_gather"):
+        return _replicas.each(x, one)
+
+
+def _dimension(name: str, value: Any, x: Any) -> int:
+    """`value` as the number of a dimension of `x`; negative ones count from the end."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not -x.ndim <= operator.index(value) < x.ndim:
+        raise ValueError(f"`{name}` is {value!r}, but the tensor has {x.ndim} dimensions. Give the number of one.")
+    return operator.index(value) % x.ndim

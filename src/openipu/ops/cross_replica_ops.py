@@ -1,0 +1,52 @@
+"""Sums and means over replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax import lax
+
+from openipu.engine.replicate import AXIS
+
+from . import _replicas
+
+__all__ = ["assume_equal_across_replicas", "cross_replica_mean", "cross_replica_sum"]
+
+
+def cross_replica_sum(x: Any, replica_group_size: int | None = None, name: str | None = None) -> Any:
+    """The sum of `x` over all replicas, or over the group of consecutive replicas that this one is in.
+
+    The gradient is the sum of the gradients in the same group: that of the sum of all replicas' losses.
+
+    Args:
+        x: An array or any tree of arrays.
+        replica_group_size: Replicas per group: with 2, replicas 0 and 1 are a group, 2 and 3 the next. Must divide the
+            number of replicas. None: all replicas.
+        name: A name for the operation in profiles.
+    """
+    groups = _replicas.groups(replica_group_size)
+    with jax.named_scope(name or "cross_replica_sum"):
+        x = _replicas.tensors(x)
+        return x if _replicas.count() == 1 else lax.psum(x, AXIS, axis_index_groups=groups)
+
+
+def cross_replica_mean(x: Any, replica_group_size: int | None = None, name: str | None = None) -> Any:
+    """The mean of `x` over all replicas, or over the group of consecutive replicas that this one is in.
+
+    The arguments are those of `cross_replica_sum`. Means of integers are floats.
+    """
+    groups = _replicas.groups(replica_group_size)
+    with jax.named_scope(name or "cross_replica_mean"):
+        x = _replicas.tensors(x)
+        return x if _replicas.count() == 1 else lax.pmean(x, AXIS, axis_index_groups=groups)
+
+
+def assume_equal_across_replicas(tensors: Any, inplace: bool = False) -> Any:
+    """`tensors` as they are, stated to be the same on all replicas.
+
+    Programs here need no such statement, so this only keeps scripts running. `inplace` asks for no copy; arrays cannot
+    be changed in place, so there never is one.
+    """
+    del inplace
+    return _replicas.tensors(tensors)

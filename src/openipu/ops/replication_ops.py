@@ -1,0 +1,21 @@
+"""Which replica a program runs on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from openipu.engine.replicate import AXIS
+
+from . import _replicas
+
+__all__ = ["replication_index"]
+
+
+def replication_index(name: str | None = None) -> Any:
+    """The number of this replica, from 0, as an int32 scalar; 0 outside of programs."""
+    with jax.named_scope(name or "replication_index"):
+        return jnp.int32(0) if _replicas.count() == 1 else lax.axis_index(AXIS).astype(jnp.int32)
