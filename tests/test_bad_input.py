@@ -1,4 +1,6 @@
 """What a user gets wrong is told with the numbers and the remedy, and leaves a model that can go on."""
+# Keras decides the arguments of hooks, steps and metrics.
+# ruff: noqa: ARG001, ARG002
 
 import keras
 import numpy as np
@@ -165,7 +167,7 @@ def test_nan_does_not_stop_training():
 # --- errors on the way -----------------------------------------------------------------------------------------------
 
 
-class Broken(Exception):
+class BrokenError(Exception):
     pass
 
 
@@ -189,10 +191,10 @@ def test_an_error_in_a_generator_keeps_the_last_finished_execution(good, executi
     def source():
         for step in range(good):
             yield X[8 * step : 8 * step + 8], Y[8 * step : 8 * step + 8]
-        raise Broken("disk is gone")
+        raise BrokenError("disk is gone")
 
     trained = model()
-    with pytest.raises(Broken, match="disk is gone"):
+    with pytest.raises(BrokenError, match="disk is gone"):
         trained.fit(source(), verbose=0, shuffle=False)
     assert_weights(trained, reference(executions))
     assert usable(trained)
@@ -205,11 +207,11 @@ def test_an_error_in_a_callback(hook):
 
     def fail(self, index, logs=None):
         if index >= 4 or "epoch" in hook or "test" in hook:
-            raise Broken(hook)
+            raise BrokenError(hook)
 
     setattr(Failing, hook, fail)
     trained = model()
-    with pytest.raises(Broken, match=hook):
+    with pytest.raises(BrokenError, match=hook):
         trained.fit(X[:96], Y[:96], 8, 1, 0, shuffle=False, callbacks=[Failing()], validation_data=(X, Y))
     executions = {"on_train_batch_begin": 1, "on_train_batch_end": 2}.get(hook, 3)
     assert_weights(trained, reference(executions))
@@ -242,7 +244,7 @@ def test_an_error_in_a_users_step(call):
 
         def _check(self):
             if switch["broken"]:
-                raise Broken(call)
+                raise BrokenError(call)
 
     with zoo.scope_if(True):
         trained = Fragile()
@@ -252,7 +254,7 @@ def test_an_error_in_a_users_step(call):
     switch["broken"] = True
     # Another batch size, so that the step is traced again.
     data = (X[:40],) if call == "predict" else (X[:40], Y[:40])
-    with pytest.raises(Broken, match=call):
+    with pytest.raises(BrokenError, match=call):
         getattr(trained, call)(*data)
     switch["broken"] = False
     assert all(np.array_equal(a, b) for a, b in zip(trained.get_weights(), before, strict=True))

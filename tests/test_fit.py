@@ -1,4 +1,6 @@
 """How often `fit`, `evaluate` and `predict` compile and launch, and what their arguments do."""
+# Keras decides the arguments of hooks, steps and metrics.
+# ruff: noqa: ARG002
 
 import contextlib
 

@@ -2,6 +2,8 @@
 
 What differs on purpose is tested at the end and listed in docs/keras-behaviour.md.
 """
+# Keras decides the arguments of hooks, steps and metrics.
+# ruff: noqa: ARG001, ARG002, ARG005
 
 import warnings
 

@@ -46,9 +46,8 @@ def measure(code: str) -> list[float]:
         pytest.skip("resident memory is read from /proc")
     env = {**os.environ, "OPENIPU_CACHE": "off", "MALLOC_TRIM_THRESHOLD_": "0"}
     source = COMMON + textwrap.dedent(code)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", source], env=env, capture_output=True, text=True, timeout=300, check=False
-    )
+    command = [sys.executable, "-W", "ignore", "-c", source]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return [float(word) for word in done.stdout.split()]
 

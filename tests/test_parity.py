@@ -1,6 +1,7 @@
 """Weights, metrics, history and predictions are plain Keras', for every model and any `steps_per_execution`."""
 
 import functools
+import itertools
 
 import pytest
 
@@ -9,7 +10,7 @@ import zoo
 pytestmark = zoo.KERAS_WARNINGS
 
 ROWS = {"whole": zoo.BATCH * zoo.FULL_STEPS, "remainder": zoo.BATCH * zoo.FULL_STEPS + 3}
-STEPS = {"1": lambda rows: 1, "7": lambda rows: 7, "epoch": lambda rows: -(-rows // zoo.BATCH)}
+STEPS = {"1": 1, "7": 7, "epoch": zoo.FULL_STEPS + 1}
 
 
 @functools.cache
@@ -20,11 +21,10 @@ def plain(name: str, rows: int) -> zoo.Outcome:
 def grid():
     """Every model once by default, two models with all combinations; everything else is slow."""
     for name in zoo.CASES:
-        for rows in ROWS:
-            for steps in STEPS:
-                default = (rows, steps) == ("remainder", "7") or name in ("dense", "batchnorm_dropout")
-                marks = () if default else pytest.mark.slow
-                yield pytest.param(name, ROWS[rows], STEPS[steps](ROWS[rows]), marks=marks, id=f"{name}-{rows}-{steps}")
+        for (length, rows), (label, steps) in itertools.product(ROWS.items(), STEPS.items()):
+            default = (length, label) == ("remainder", "7") or name in ("dense", "batchnorm_dropout")
+            marks = () if default else pytest.mark.slow
+            yield pytest.param(name, rows, steps, marks=marks, id=f"{name}-{length}-{label}")
 
 
 @pytest.mark.parametrize(("name", "rows", "steps_per_execution"), list(grid()))

@@ -1,4 +1,6 @@
 """Small models with data, one per thing that a training loop can get wrong, and a way to train them."""
+# Keras decides the arguments of hooks, steps and metrics.
+# ruff: noqa: ARG002
 
 from __future__ import annotations
 
@@ -280,7 +282,11 @@ def own_loss_and_metrics() -> keras.Model:
 
 def frozen() -> keras.Model:
     model = keras.Sequential([
-        keras.Input((6,)), layers.Dense(7, "tanh"), layers.BatchNormalization(), layers.Dense(5, "tanh"), layers.Dense(3)
+        keras.Input((6,)),
+        layers.Dense(7, "tanh"),
+        layers.BatchNormalization(),
+        layers.Dense(5, "tanh"),
+        layers.Dense(3),
     ])  # fmt: skip
     model.layers[0].trainable = model.layers[1].trainable = False
     return model

@@ -14,10 +14,27 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from openipu import config, data, datasets, ipu_strategy, keras
+    from openipu import config, data, datasets, gradient_accumulation, ipu_strategy, keras, ops, optimizers
+    from openipu.ops import all_to_all_op, cross_replica_ops, reduce_scatter_op, replication_ops, within_replica_ops
 
 __version__ = "0.1.0"
-__all__ = ["config", "data", "datasets", "ipu_strategy", "keras"]
+__all__ = [
+    "all_to_all_op",
+    "config",
+    "cross_replica_ops",
+    "data",
+    "datasets",
+    "gradient_accumulation",
+    "ipu_strategy",
+    "keras",
+    "ops",
+    "optimizers",
+    "reduce_scatter_op",
+    "replication_ops",
+    "within_replica_ops",
+]
+_IN_OPS = {"all_to_all_op", "cross_replica_ops", "reduce_scatter_op", "replication_ops", "within_replica_ops"}
+"""Modules of `openipu.ops` that scripts also know at the top."""
 
 
 def _use_jax_backend() -> None:
@@ -51,7 +68,7 @@ _use_jax_backend()
 def __getattr__(name: str) -> ModuleType:
     """Load a public submodule when it is first used."""
     if name in __all__:
-        return importlib.import_module(f"{__name__}.{name}")
+        return importlib.import_module(f"{__name__}.ops.{name}" if name in _IN_OPS else f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

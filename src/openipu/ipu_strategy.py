@@ -96,9 +96,8 @@ def get_strategy() -> IPUStrategyV1:
 
 
 def _stack() -> list[IPUStrategyV1]:
-    if not hasattr(_active, "strategies"):
-        _active.strategies = []
-    return _active.strategies
+    strategies: list[IPUStrategyV1] = _active.__dict__.setdefault("strategies", [])
+    return strategies
 
 
 def _extend(cls: type) -> type | None:

@@ -46,6 +46,7 @@ class Slab:
 
     @property
     def steps(self) -> int:
+        """Batches in the slab, over all replicas."""
         return self.count + self.has_tail
 
     @property
@@ -92,20 +93,24 @@ class ArraySource:
 
     def __init__(self, adapter: Any, replicas: Replicas) -> None:
         self._samples, batch, self._shuffle = keras_model.array_order(adapter)
-        self._batch = self.batch_size = min(batch, self._samples)
+        self._batch = min(batch, self._samples)
+        self.batch_size: int | None = self._batch
         self._replicas = replicas
         self.num_batches: int | None = adapter.num_batches
         self._host = keras_model.whole_arrays(adapter)
         self.resident: Tree = jax.device_put(self._host, replicas.everywhere())
 
     def start(self, width: int) -> _ArrayPass:
+        """Begin a pass in a new order."""
         return _ArrayPass(self._order(), self._batch, width, self._replicas)
 
     def first_batch(self) -> Tree:
+        """Gather the first batch on the host."""
         rows = np.random.permutation(self._batch) if self._shuffle == "batch" else self._order()[: self._batch]
         return jax.tree.map(lambda a: a[rows], self._host)
 
     def batch_bytes(self) -> int:
+        """Count the row numbers, which are all that is sent."""
         return 4 * self._batch
 
     def begin_epoch(self) -> None:
@@ -161,24 +166,29 @@ class StreamSource:
         self._peeked: tuple[Tree, Iterator[Tree]] | None = None
 
     def start(self, width: int) -> _StreamPass:
+        """Begin a pass, with the batch that was read to learn its size, if one was."""
         peeked, self._peeked = self._peeked, None
         batches = itertools.chain([peeked[0]], peeked[1]) if peeked else keras_model.batches(self._adapter)
         return _StreamPass(batches, width, self._replicas)
 
     def first_batch(self) -> Tree:
+        """Read one batch to build the model from."""
         batch, _ = self._peek()
         if not keras_model.reads_ahead(self._adapter):
             self._peeked = None
         return batch
 
     def batch_bytes(self) -> int:
+        """Measure the first batch."""
         batch, _ = self._peek()
         return sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(_as_arrays(batch)))
 
     def begin_epoch(self) -> None:
+        """Tell the adapter, which may start workers."""
         self._adapter.on_epoch_begin()
 
     def end_epoch(self) -> None:
+        """Tell the adapter, which may stop workers or reshuffle."""
         self._adapter.on_epoch_end()
 
     def _peek(self) -> tuple[Tree, Iterator[Tree]]:
@@ -196,7 +206,7 @@ class StreamSource:
 
 class _StreamPass:
     def __init__(self, batches: Iterator[Tree], width: int, replicas: Replicas) -> None:
-        self._batches = map(_as_arrays, batches)
+        self._batches: Iterator[Tree] = map(_as_arrays, batches)
         self._width, self._replicas = width, replicas
         self._full: Tree = None
 
@@ -244,7 +254,7 @@ def _spec(batch: Tree) -> tuple[Any, Any]:
 
 def _is_tail(batch: Tree, full: Tree) -> bool:
     """Whether `batch` is `full` with fewer rows."""
-    if full is None or jax.tree.structure(batch) != jax.tree.structure(full):
+    if full is None or _spec(batch)[0] != _spec(full)[0]:
         return False
     pairs = list(zip(jax.tree.leaves(batch), jax.tree.leaves(full), strict=True))
     return all(
@@ -278,6 +288,7 @@ class Feed:
 
     @property
     def num_steps(self) -> int | None:
+        """Steps in an epoch, None if nobody knows yet."""
         return self.steps_per_epoch or self.source.num_batches
 
     def restart(self) -> None:
@@ -285,6 +296,7 @@ class Feed:
         self._pass = None
 
     def epoch(self) -> Iterator[Slab]:
+        """Give the slabs of the next epoch."""
         self.source.begin_epoch()
         try:
             yield from self._slabs()

@@ -73,11 +73,11 @@ class Held:
         self._model, self._mode, self._replicas, self._shards = model, mode, replicas, shards
         self._state: State | None = None
 
-    def run(self, execute: Callable[[State], tuple[Any, State]]) -> Any:
-        """`execute` on the current state; keeps the state it returns, or the old one when it raises."""
+    def run(self, execute: Callable[..., tuple[Any, State]], *args: Any) -> Any:
+        """`execute(state, *args)` on the current state; keeps the state it returns, or the old one when it raises."""
         state = self._take()
         try:
-            result, state = execute(state)
+            result, state = execute(state, *args)
         finally:
             self._state = state
         return result
@@ -176,9 +176,7 @@ def _update(model: Any, replicas: Replicas, state: State, gradients: list[Any]) 
 
 
 def _update_shares(shards: Shards, twin: Any, state: State, gradients: list[Any]) -> State:
-    shares, optimizer = twin.stateless_apply(
-        state.optimizer, shards.scatter(gradients), shards.mine(state.trainable)
-    )
+    shares, optimizer = twin.stateless_apply(state.optimizer, shards.scatter(gradients), shards.mine(state.trainable))
     return state._replace(trainable=shards.gather(list(shares)), optimizer=list(optimizer))
 
 
@@ -206,8 +204,9 @@ def _metric_logs(model: Any, replicas: Replicas, method: MetricReduction, state:
     if method is MetricReduction.NONE:
         return metric_results(model, state._replace(metrics=replicas.sum(state.metrics)))
     own = metric_results(model, state)
-    reduce = {MetricReduction.LIST: replicas.gather, MetricReduction.SUM: replicas.sum, MetricReduction.MEAN: replicas.mean}
-    return dict(reduce[method](own))
+    if method is MetricReduction.LIST:
+        return dict(replicas.gather(own))
+    return dict(replicas.sum(own) if method is MetricReduction.SUM else replicas.mean(own))
 
 
 def metric_results(model: Any, state: State) -> Logs:
@@ -380,7 +379,7 @@ def resident_bytes(adapter: ArrayDataAdapter) -> int | None:
     leaves = jax.tree.leaves(adapter._inputs, is_leaf=lambda leaf: hasattr(leaf, "shape"))
     if any(hasattr(leaf, "todense") or hasattr(leaf, "dense_shape") for leaf in leaves):
         return None
-    return sum(math.prod(leaf.shape) * getattr(getattr(leaf, "dtype", None), "itemsize", 8) for leaf in leaves)
+    return sum(math.prod(leaf.shape) * int(getattr(getattr(leaf, "dtype", None), "itemsize", 8)) for leaf in leaves)
 
 
 def array_order(adapter: ArrayDataAdapter) -> tuple[int, int, bool | str]:
@@ -417,10 +416,10 @@ def extend_new_models(extend: Callable[[type], type | None], made: Callable[[Any
             made(model)
         return model
 
-    keras.Model.__new__ = new  # type: ignore[method-assign, assignment]
+    keras.Model.__new__ = new
 
     def undo() -> None:
-        keras.Model.__new__ = original  # type: ignore[method-assign]
+        keras.Model.__new__ = original
 
     return undo
 

@@ -1,4 +1,4 @@
-"""What a user sets on a model, beyond what Keras' `compile` takes: one frozen value, saved and loaded with the model."""
+"""What a user sets on a model beyond Keras' `compile`: one frozen value, saved and loaded with the model."""
 
 from __future__ import annotations
 

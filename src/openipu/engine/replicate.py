@@ -33,14 +33,17 @@ class Replicas:
 
     @property
     def count(self) -> int:
+        """How many there are."""
         return len(self.devices)
 
     @property
     def platform(self) -> str:
+        """The kind of device they run on: "cpu", "gpu" or "tpu"."""
         return str(self.devices[0].platform)
 
     @property
     def mesh(self) -> Mesh:
+        """The devices as JAX's mesh."""
         return Mesh(np.array(self.devices), (AXIS,))
 
     # --- outside the program
@@ -70,6 +73,7 @@ class Replicas:
         return jnp.int32(0) if self.count == 1 else lax.axis_index(AXIS)
 
     def sum(self, tree: Tree) -> Tree:
+        """The sum over all replicas."""
         return tree if self.count == 1 else lax.psum(tree, AXIS)
 
     def mean(self, tree: Tree, group: int | None = None) -> Tree:

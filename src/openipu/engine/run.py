@@ -91,8 +91,8 @@ class Session:
         if self._held:
             self._held[-1].sync()
 
-    def epoch(self, mode: Mode, feed: Feed, callbacks: Any) -> Iterator[list[Result]]:
-        """Run one epoch; gives the results of each execution after the callbacks have seen it."""
+    def epoch(self, mode: Mode, feed: Feed, callbacks: Any) -> Iterator[Any]:
+        """Run one epoch; gives the logs, or outputs, of each execution after the callbacks have seen them."""
         function = self.function(mode)
         loop, held = function.loop, Held(self.model, mode, function.place.replicas, function.shards)
         began = getattr(callbacks, f"on_{mode}_batch_begin")
@@ -103,13 +103,14 @@ class Session:
         try:
             for slab in slabs:
                 began(slab.begin)
-                results = held.run(lambda state, slab=slab: loop.execute(state, feed.source.resident, slab))
+                results = held.run(loop.execute, feed.source.resident, slab)
                 slabs.prepare()
                 # At most two executions are under way, so that memory does not grow with the number of steps.
                 jax.block_until_ready(running)
                 running = results[-1].value
-                ended(slab.end, {"outputs": _rows(results)} if mode == "predict" else results[-1].value)
-                yield results
+                value = _rows(results) if mode == "predict" else results[-1].value
+                ended(slab.end, {"outputs": value} if mode == "predict" else value)
+                yield value
         finally:
             held.sync()
             self._held.pop()
@@ -185,7 +186,8 @@ def fit(
         )
     feed = make_feed(
         session.place, model.steps_per_execution, x, y, sample_weight,
-        accumulated=session.options.accumulation.steps, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
+        accumulated=session.options.accumulation.steps,
+        batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
     )  # fmt: skip
     log.info("%s: %s", model.name, describe_updates(feed, session.place.replicas, session.options.accumulation))
     keras_model.build(model, feed.source.first_batch)
@@ -263,8 +265,7 @@ def _run_metrics(session: Session, mode: Mode, feed: Feed, callbacks: Any, stopp
     """One epoch of training or evaluation; its logs."""
     session.model.reset_metrics()
     logs: Logs | None = None
-    for results in session.epoch(mode, feed, callbacks):
-        logs = results[-1].value
+    for logs in session.epoch(mode, feed, callbacks):
         if stopped():
             break
     if logs is None:
@@ -290,8 +291,8 @@ def predict(
     model.stop_predicting = False
     callbacks.on_predict_begin()
     blocks = []
-    for results in session.epoch("predict", feed, callbacks):
-        blocks.append(_rows(results))
+    for outputs in session.epoch("predict", feed, callbacks):
+        blocks.append(outputs)
         if model.stop_predicting:
             break
     callbacks.on_predict_end()

@@ -117,8 +117,8 @@ def check_elementwise(optimizer: Any) -> None:
     halves = np.concatenate(_try(optimizer, [*start.reshape(2, 12)], [*gradient.reshape(2, 12)]))
     if not np.allclose(whole, halves, rtol=1e-6, atol=1e-7):
         raise ValueError(
-            f"The state of {type(optimizer).__name__} cannot be divided over replicas: with its settings, the update of "
-            "an element depends on other elements (clipping by norm, factored or layer-wise scaling, ...). "
+            f"The state of {type(optimizer).__name__} cannot be divided over replicas: with its settings, the update "
+            "of an element depends on other elements (clipping by norm, factored or layer-wise scaling, ...). "
             "Use `replicated_optimizer_state_sharding=False`, or an optimizer such as SGD, Adam, AdamW or RMSprop."
         )
 

@@ -61,16 +61,16 @@ class ModelExtension:
         self,
         gradient_accumulation_steps_per_replica: int | None = None,
         gradient_accumulation_reduction_method: Reduction | str = Reduction.SUM,
-        use_v2_gradient_accumulation_optimizer: bool = False,
+        use_v2_gradient_accumulation_optimizer: bool = False,  # noqa: ARG002 - accepted, see below
         **gradient_accumulation_optimizer_kwargs: Any,
     ) -> None:
         """Accumulate the gradients of several micro-batches before each update of the weights.
 
         Args:
             gradient_accumulation_steps_per_replica: Micro-batches per update; None keeps what was set before.
-            gradient_accumulation_reduction_method: "sum" (default, the learning rate acts on the sum of the micro-batches'
-                gradients), "mean" or "running_mean".
-            use_v2_gradient_accumulation_optimizer: Accepted for scripts that give it; there is one implementation here.
+            gradient_accumulation_reduction_method: "sum" (default: the learning rate acts on the sum of the gradients),
+                "mean" or "running_mean".
+            use_v2_gradient_accumulation_optimizer: Accepted for scripts that give it; there is one way here.
             **gradient_accumulation_optimizer_kwargs: `dtype` to accumulate in, `replicated_optimizer_state_sharding`,
                 `offload_weight_update_variables`, and `name`, which is accepted and not used.
         """
@@ -88,11 +88,11 @@ class ModelExtension:
         old = self._ipu_session.options
         steps = _steps(gradient_accumulation_steps_per_replica, old.accumulation.steps)
         method = Reduction.parse(gradient_accumulation_reduction_method)
-        dtype = extra.get("dtype")
+        dtype = None if extra.get("dtype") is None else keras.backend.standardize_dtype(extra["dtype"])
         self._ipu_session.set_options(
             dataclasses.replace(
                 old,
-                accumulation=Accumulation(steps, method, None if dtype is None else keras.backend.standardize_dtype(dtype)),
+                accumulation=Accumulation(steps, method, dtype),
                 shard_optimizer=bool(extra.get("replicated_optimizer_state_sharding", False)),
                 offload_optimizer=extra.get("offload_weight_update_variables"),
             )

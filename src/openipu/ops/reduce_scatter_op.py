@@ -15,9 +15,7 @@ from . import _reductions, _replicas
 __all__ = ["reduce_scatter"]
 
 
-def reduce_scatter(
-    x: Any, replication_factor: int, op: str = _reductions.ADD, name: str | None = None
-) -> Any:
+def reduce_scatter(x: Any, replication_factor: int, op: str = _reductions.ADD, name: str | None = None) -> Any:
     """This replica's part of `x` reduced over all replicas: ceil(n / replicas) of n values, padded with zeros.
 
     Replica 0 has the first part, replica 1 the next, and so on.

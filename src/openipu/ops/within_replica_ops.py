@@ -42,7 +42,7 @@ def all_reduce(input_shards: Sequence[Any], op: str) -> list[Any]:
 def reduce_scatter(input_shards: Sequence[Any], op: str) -> list[Any]:
     """The shards reduced to one, cut into equal parts, one for each shard; the end is padded with zeros.
 
-    Shard i gets part i. (The original gave part i to shard i + 1 where the last part was empty.)
+    Shard i gets part i. (The original's parts are rotated by some shards; these are not.)
 
     Args:
         input_shards: Scalars, or vectors; shorter ones are padded with zeros to the longest.

@@ -119,7 +119,7 @@ class _Pass:
         """A program per device: traced again under its mesh, where its axis names exist."""
         p = eqn.params
         body = p["jaxpr"]
-        mapped = jax.shard_map(
+        mapped: Callable[..., Any] = jax.shard_map(
             lambda *args: tuple(self.run(body, (), args)),
             mesh=p["mesh"],
             in_specs=tuple(p["in_specs"]),

@@ -75,7 +75,7 @@ def gather_narrow(
     precision: Any = None,
     chunk: int = 0,  # noqa: ARG001 - few channels never need to be divided
 ) -> jax.Array:
-    """`gather` for the weight gradient of a layer with few input channels: whole images are shifted, not numbers gathered."""
+    """`gather` for the weight gradient of a layer with few input channels: shifts whole images, gathers no numbers."""
     spatial = _spatial(geo)
     x = arrange(padded(lhs, geo), _lhs_axes(geo), ("n", "c", *spatial))
     for axis in reversed(range(len(spatial))):

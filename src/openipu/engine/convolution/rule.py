@@ -74,7 +74,7 @@ FEW_OUTPUTS = 8
 CHEAP_PRODUCTS = 12
 """Products per output that are cheaper to repeat for a second reader than to store."""
 NARROW = 3
-"""Input channels up to which a weight gradient shifts whole images: 0.48 instead of 1.00 ms for one, no gain for four."""
+"""Input channels up to which a weight gradient shifts whole images: 0.48 for 1.00 ms at one, no gain at four."""
 
 WINOGRAD_GAIN = 1.5
 """Factor by which Winograd has to save multiplications."""

@@ -103,7 +103,7 @@ def scatter(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision
 
 
 def weights(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, n: int = 6) -> jax.Array:
-    """A convolution whose output is as small as a kernel: a weight gradient, where batch and channels exchange roles."""
+    """A convolution whose output is as small as a kernel: a weight gradient, its batch and channels exchanged."""
     t = transform(n, geo.out[0])
     grid = t.grid(geo.kernel)
     data = _data_tiles(_arranged(lhs, geo.lhs_spec, "nc", "chwn"), geo, t, grid)

@@ -1,0 +1,234 @@
+"""The wrappers that users name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+
+from openipu.engine.accumulate import Accumulation, Reduction
+
+from .base import IpuOptimizer, chain
+
+_registered = keras.saving.register_keras_serializable(package="openipu")
+
+
+@_registered
+class CrossReplicaOptimizer(IpuOptimizer):
+    """Applies the mean of the gradients of all replicas, instead of their sum.
+
+    With one replica, and for models made outside a strategy's scope, this is the inner optimizer.
+
+    Args:
+        opt: Any Keras optimizer: an instance, a name, or a config.
+        name: The name of this wrapper.
+    """
+
+    def __init__(self, opt: Any, name: str = "CrossReplicaOptimizer") -> None:
+        super().__init__(opt, name)
+
+    def prepare(self, gradients: Sequence[Any], weights: Sequence[Any], scale: Any) -> list[Any]:
+        """The mean over replicas."""
+        # Late, because the engine imports this package and the operations import the engine.
+        from openipu.ops.cross_replica_ops import cross_replica_mean
+
+        return super().prepare(cross_replica_mean(list(gradients)), weights, scale)
+
+
+@_registered
+class GradientAccumulationOptimizerV2(IpuOptimizer):
+    """Applies the gradients of `num_mini_batches` micro-batches at once.
+
+    The micro-batches run one after the other inside the program of a model that was made inside a strategy's scope;
+    `steps_per_execution` must be a multiple of their number. Each replica accumulates its own micro-batches, and then
+    gradients are reduced over replicas once per update.
+
+    Args:
+        opt: Any Keras optimizer: an instance, a name, or a config.
+        num_mini_batches: Micro-batches per update and replica.
+        offload_weight_update_variables: Whether the optimizer's state lives in the host's memory between updates. None:
+            decided by the engine.
+        replicated_optimizer_state_sharding: Whether each replica keeps only its share of the optimizer's state.
+        dtype: What gradients are added up in; None: the dtype of each weight.
+        reduction_method: SUM, MEAN or RUNNING_MEAN, as a member of `GradientAccumulationReductionMethod` or by name.
+        name: The name of this wrapper.
+    """
+
+    def __init__(
+        self,
+        opt: Any,
+        num_mini_batches: int,
+        offload_weight_update_variables: bool | None = None,
+        replicated_optimizer_state_sharding: bool = False,
+        dtype: Any = None,
+        reduction_method: Any = Reduction.SUM,
+        name: str = "GradientAccumulationOptimizerV2",
+    ) -> None:
+        # Late, because the engine imports this package.
+        from openipu.engine.plan import positive
+
+        steps = positive("num_mini_batches", num_mini_batches)
+        super().__init__(opt, name)
+        for inner in chain(self.inner_optimizer):
+            if isinstance(inner, GradientAccumulationOptimizerV2):
+                raise ValueError(
+                    f"An optimizer that accumulates {inner.accumulation.steps} micro-batches is inside one that "
+                    f"accumulates {steps}. Wrap it once, with the number that one update is to have."
+                )
+        self.accumulation = Accumulation(steps, Reduction.parse(reduction_method), _dtype(dtype))
+        self.offload_weight_update_variables = _flag(
+            "offload_weight_update_variables", offload_weight_update_variables, optional=True
+        )
+        self.replicated_optimizer_state_sharding = _flag(
+            "replicated_optimizer_state_sharding", replicated_optimizer_state_sharding
+        )
+
+    def prepare(self, gradients: Sequence[Any], weights: Sequence[Any], scale: Any) -> list[Any]:
+        """An error, unless there is nothing to accumulate: a single `apply` cannot wait for other micro-batches."""
+        if self.accumulation.steps > 1:
+            raise RuntimeError(
+                f"{self.name!r} accumulates {self.accumulation.steps} micro-batches per update, which happens inside "
+                "the program of a strategy, but gradients of one micro-batch were applied outside of it. Make the "
+                "model inside `strategy.scope()`, and without a `train_step` of its own."
+            )
+        return super().prepare(gradients, weights, scale)
+
+    def get_config(self) -> dict[str, Any]:
+        """Everything that makes an equal optimizer."""
+        return {
+            **super().get_config(),
+            "num_mini_batches": self.accumulation.steps,
+            "offload_weight_update_variables": self.offload_weight_update_variables,
+            "replicated_optimizer_state_sharding": self.replicated_optimizer_state_sharding,
+            "dtype": self.accumulation.dtype,
+            "reduction_method": self.accumulation.method.name,
+        }
+
+
+@_registered
+class CrossReplicaGradientAccumulationOptimizerV2(GradientAccumulationOptimizerV2, CrossReplicaOptimizer):
+    """Accumulates micro-batches on each replica, and applies the mean over replicas once per update.
+
+    The arguments are those of `GradientAccumulationOptimizerV2`.
+    """
+
+    def __init__(
+        self,
+        opt: Any,
+        num_mini_batches: int,
+        offload_weight_update_variables: bool | None = None,
+        replicated_optimizer_state_sharding: bool = False,
+        dtype: Any = None,
+        reduction_method: Any = Reduction.SUM,
+        name: str = "CrossReplicaGradientAccumulationOptimizerV2",
+    ) -> None:
+        super().__init__(
+            opt,
+            num_mini_batches,
+            offload_weight_update_variables,
+            replicated_optimizer_state_sharding,
+            dtype,
+            reduction_method,
+            name,
+        )
+
+
+@_registered
+class MapGradientOptimizer(IpuOptimizer):
+    """Applies `gradient_mapping_function(gradient, weight)` in place of each gradient.
+
+    The function sees the gradients of each micro-batch of each replica, before they are accumulated and reduced, and
+    before a scaled loss: a gradient is what it would be without mixed precision.
+
+    Args:
+        wrapped_optimizer: Any Keras optimizer: an instance, a name, or a config.
+        gradient_mapping_function: Gives an array of the gradient's shape. To save the model, it must be a function
+            with a name; register it with `keras.saving.register_keras_serializable` to load it without more ado.
+        name: The name of this wrapper.
+    """
+
+    def __init__(
+        self,
+        wrapped_optimizer: Any,
+        gradient_mapping_function: Callable[[Any, Any], Any],
+        name: str = "MapGradientOptimizer",
+    ) -> None:
+        if not callable(gradient_mapping_function):
+            raise ValueError(
+                f"`gradient_mapping_function` is {gradient_mapping_function!r}. Give a function of a gradient and a "
+                "weight."
+            )
+        super().__init__(wrapped_optimizer, name)
+        self.gradient_mapping_function = gradient_mapping_function
+
+    def prepare(self, gradients: Sequence[Any], weights: Sequence[Any], scale: Any) -> list[Any]:
+        """The mapped gradients."""
+        return super().prepare(self.mapped(gradients, weights, scale), weights, scale)
+
+    def mapped(
+        self, gradients: Sequence[Any], weights: Sequence[Any], scale: Any = 1.0, *, keep_overflow: bool = False
+    ) -> list[Any]:
+        """The mapped gradients, `scale` times too large before and after; with `keep_overflow`, inf and nan stay."""
+        return [
+            None if g is None else self._map(g, w, scale, keep_overflow)
+            for g, w in zip(gradients, weights, strict=True)
+        ]
+
+    def _map(self, gradient: Any, weight: Any, scale: Any, keep_overflow: bool) -> Any:
+        scaled = not (isinstance(scale, float) and scale == 1.0)
+        new = keras.ops.convert_to_tensor(
+            self.gradient_mapping_function(gradient / scale if scaled else gradient, weight)
+        )
+        if new.shape != gradient.shape:
+            raise ValueError(
+                f"The gradient mapping function of {self.name!r} gave shape {tuple(new.shape)} for a gradient of "
+                f"shape {tuple(gradient.shape)}. Give back one value for each."
+            )
+        new = (new * scale if scaled else new).astype(gradient.dtype)
+        return jnp.where(jnp.isfinite(gradient), new, gradient) if keep_overflow else new
+
+    def get_config(self) -> dict[str, Any]:
+        """Everything that makes an equal optimizer."""
+        function = self.gradient_mapping_function
+        if getattr(function, "__name__", "<lambda>") == "<lambda>":
+            raise ValueError(
+                f"The gradient mapping function of {self.name!r} is {function!r}, which has no name to be saved by. "
+                "Define it with `def` and register it with `keras.saving.register_keras_serializable`."
+            )
+        return {
+            "wrapped_optimizer": keras.optimizers.serialize(self.inner_optimizer),
+            "gradient_mapping_function": keras.saving.serialize_keras_object(function),
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> MapGradientOptimizer:
+        """The optimizer that `get_config` describes."""
+        function = keras.saving.deserialize_keras_object(config["gradient_mapping_function"], custom_objects)
+        return cls(**{**config, "gradient_mapping_function": function})
+
+
+def _flag(name: str, value: Any, *, optional: bool = False) -> Any:
+    if not isinstance(value, bool) and not (optional and value is None):
+        raise ValueError(f"`{name}` is {value!r}. Give True or False{', or None' if optional else ''}.")
+    return value
+
+
+def _dtype(value: Any) -> str | None:
+    """The name of a floating dtype."""
+    if value is None:
+        return None
+    try:
+        name = str(keras.backend.standardize_dtype(value))
+    except ValueError:
+        if not callable(value):
+            raise
+        raise ValueError(
+            f"`dtype` is the function {value!r}, but all gradients are added up in one dtype here. Give a dtype, or "
+            "None for the dtype of each weight."
+        ) from None
+    if "float" not in name:
+        raise ValueError(f"`dtype` is {name!r}, but gradients are added up in a floating dtype. Give one of those.")
+    return name
