@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from openipu.engine.convolution import rewrite
+
 import jax
 import jax.numpy as jnp
 import keras
@@ -14,9 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax import lax
 from jax.extend.core import jaxprs_in_params
+from jax.sharding import PartitionSpec as P
 from keras import layers
-
-from openipu.engine.convolution import rewrite
 
 SLOW = {
     "conv_general_dilated",
@@ -31,14 +32,19 @@ SLOW = {
 TOLERANCE = {"float32": 2e-6, "bfloat16": 1e-2, "float16": 2e-3}
 
 
-def primitives(fn: Callable[..., Any], *args: Any) -> set[str]:
-    def walk(jaxpr: Any) -> Iterator[str]:
-        for eqn in jaxpr.eqns:
-            yield eqn.primitive.name
-            for inner in jaxprs_in_params(eqn.params):
-                yield from walk(inner)
+# Compiling is most of the time here, and how well it is done changes no result.
+QUICKLY = {"xla_backend_optimization_level": 0}
 
-    return set(walk(jax.make_jaxpr(fn)(*args).jaxpr))
+
+def names_in(jaxpr: Any) -> Iterator[str]:
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for inner in jaxprs_in_params(eqn.params):
+            yield from names_in(inner)
+
+
+def primitives(fn: Callable[..., Any], *args: Any) -> set[str]:
+    return set(names_in(jax.make_jaxpr(fn)(*args).jaxpr))
 
 
 def normal(seed: int, shape: Sequence[int], dtype: Any = "float32") -> jax.Array:
@@ -49,8 +55,14 @@ def assert_same(got: Any, wanted: Any, tolerance: float, label: str = "") -> Non
     assert jax.tree.structure(got) == jax.tree.structure(wanted)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype), label
-        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(np.abs(b).max(initial=0), 1e-3), err_msg=label)
+        assert_close(a, b, tolerance, label)
+
+
+def assert_close(got: Any, wanted: Any, tolerance: float, label: str = "") -> None:
+    """Equal up to a share of the largest entry."""
+    a, b = np.asarray(got, np.float64), np.asarray(wanted, np.float64)
+    largest = max(np.abs(b[np.isfinite(b)]).max(initial=0), 1e-3)
+    np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * largest, err_msg=label)
 
 
 def assert_rewritten(programs: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]], tolerance: float) -> None:
@@ -60,15 +72,18 @@ def assert_rewritten(programs: dict[str, tuple[Callable[..., Any], tuple[Any, ..
         return {name: programs[name][0](*args) for name, args in inputs.items()}
 
     inputs = {name: args for name, (_, args) in programs.items()}
-    changed = rewrite(everything, "cpu")
-    assert not primitives(changed, inputs) & SLOW
-    wanted, got = jax.jit(everything)(inputs), jax.jit(changed)(inputs)
+    changed = jax.jit(rewrite(everything, "cpu"), compiler_options=QUICKLY).trace(inputs)
+    assert not set(names_in(changed.jaxpr)) & SLOW
+    wanted, got = jax.jit(everything, compiler_options=QUICKLY)(inputs), changed.lower().compile()(inputs)
     for name in programs:
         assert_same(got[name], wanted[name], tolerance, name)
 
 
 def gradients_of(layer: keras.Layer, shape: tuple[int, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Output, input gradient and weight gradients of one built layer."""
+    """Output, input gradient and weight gradients of one layer."""
+    config = layer.get_config()
+    # Drawing weights would compile a program for each shape; these are not used anyway.
+    layer = type(layer).from_config(config | {key: "zeros" for key in config if key.endswith("_initializer")})
     layer.build((None, *shape))
     fixed = [v.value for v in layer.non_trainable_variables]
     weights = [normal(i, v.shape, v.dtype) for i, v in enumerate(layer.trainable_variables)]
@@ -111,7 +126,7 @@ def test_convolution_layers(rank: int, data_format: str) -> None:
         {"padding": "valid", "kernel_size": 1},
         {"padding": "same", "kernel_size": 1, "strides": 2},
         {"padding": "causal", "dilation_rate": 2} if rank == 1 else {"padding": "same", "kernel_size": 2},
-    ):
+    )[: 10 if rank < 3 else 6]:
         layer = CONV[rank](6, **{"kernel_size": 3, "data_format": data_format, **options})
         programs[str(options)] = gradients_of(layer, shape_for(rank, data_format, 4))
     assert_rewritten(programs, TOLERANCE["float32"])
@@ -172,16 +187,15 @@ def test_pooling_layers(rank: int, data_format: str) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_layers(dtype: str) -> None:
     made = {
-        "conv": layers.Conv2D(6, 3, dtype=dtype),
         "strided": layers.Conv2D(6, 3, strides=2, padding="same", dtype=dtype),
+        "winograd": layers.Conv2D(16, 3, dtype=dtype),
         "transpose": layers.Conv2DTranspose(3, 3, strides=2, dtype=dtype),
         "depthwise": layers.DepthwiseConv2D(3, dtype=dtype),
-        "grouped": layers.Conv2D(6, 3, groups=2, dtype=dtype),
         "max": layers.MaxPooling2D(3, 2, padding="same", dtype=dtype),
         "average": layers.AveragePooling2D(3, 2, padding="same", dtype=dtype),
-        "mixed": layers.Conv2D(6, 3, dtype=f"mixed_{dtype}"),
+        "mixed": layers.Conv2D(6, 3, groups=2, dtype=f"mixed_{dtype}"),
     }
-    assert_rewritten({k: gradients_of(v, (7, 6, 4)) for k, v in made.items()}, TOLERANCE[dtype])
+    assert_rewritten({k: gradients_of(v, (7, 6, 16)) for k, v in made.items()}, TOLERANCE[dtype])
 
 
 dims = st.integers(1, 3)
@@ -217,14 +231,51 @@ def convolutions(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[int, ...], tupl
     return options, tuple(sizes[s] for s in lhs_spec), tuple(kernel_sizes[s] for s in rhs_spec)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(convolutions())
 def test_any_convolution(case: tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]) -> None:
     options, lhs, rhs = case
-    options = options | {"preferred_element_type": jnp.float32}
-    x, w = normal(0, lhs), normal(1, rhs)
-    fn = lambda a, b: lax.conv_general_dilated(a, b, **options)  # noqa: E731
-    assert_rewritten({"forward": (fn, (x, w))}, TOLERANCE["float32"])
+    assert_exact_enough(lambda x, w: lax.conv_general_dilated(x, w, **options), (normal(0, lhs), normal(1, rhs)))
+
+
+def assert_exact_enough(fn: Callable[..., Any], args: tuple[jax.Array, ...]) -> None:
+    """Compared with float64: XLA:CPU's own float32 convolution is wrong for some negative paddings."""
+    got = jax.jit(rewrite(fn, "cpu"), compiler_options=QUICKLY)(*args)
+    assert not primitives(rewrite(fn, "cpu"), *args) & SLOW
+    with jax.enable_x64(True):
+        wanted = jax.jit(fn)(*(jnp.asarray(np.asarray(a), jnp.float64) for a in args))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, jnp.float32)
+        assert_close(a, b, TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize(
+    ("size", "channels", "area", "padding"),
+    [
+        (3, (32, 64), (13, 13), "VALID"),
+        (3, (16, 16), (9, 14), "SAME"),
+        (3, (8, 40), (10, 7), [(3, 3), (4, 1)]),
+        (3, (40, 8), (9, 9), [(-1, 0), (0, -1)]),
+        (3, (16, 128), (8, 8), "SAME"),
+        (2, (32, 32), (11, 10), "SAME"),
+        (4, (16, 16), (11, 13), "VALID"),
+        (5, (16, 16), (12, 12), "SAME"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_winograd_is_as_exact_as_promised(
+    size: int, channels: tuple[int, int], area: tuple[int, int], padding: Any, layout: str
+) -> None:
+    def all_three(x: jax.Array, w: jax.Array) -> tuple[jax.Array, ...]:
+        numbers = (layout, "HWIO", layout)
+        fn = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), padding, dimension_numbers=numbers)  # noqa: E731
+        out, back = jax.vjp(fn, x, w)
+        scale = (jnp.arange(out.size, dtype=out.dtype) % 7 - 3).reshape(out.shape)
+        return (out, *back(out * scale))
+
+    shape = (3, *area, channels[0]) if layout == "NHWC" else (3, channels[0], *area)
+    kernel = normal(1, (size, size, *channels)) / size / channels[0] ** 0.5
+    assert_exact_enough(all_three, (jax.nn.relu(normal(0, shape)), kernel))
 
 
 def test_result_type_is_the_preferred_one() -> None:
@@ -354,6 +405,18 @@ def test_rewritten_program_runs_in_a_loop_and_under_transformations() -> None:
     assert_same(jax.jit(loop(step))(x), jax.jit(loop(plain))(x), 1e-5)
     assert_same(jax.vmap(step)(x[None]), plain(x)[None], 1e-5)
     assert_same(jax.jit(jax.grad(lambda x: step(x).sum()))(x), jax.grad(lambda x: plain(x).sum())(x), 1e-5)
+
+
+def test_program_per_device_is_rewritten_under_its_mesh() -> None:
+    mesh = jax.make_mesh((1,), ("replica",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def fn(x: jax.Array, w: jax.Array) -> jax.Array:
+        local = lambda x, w: lax.psum(conv(x, w), "replica")  # noqa: E731
+        return jax.shard_map(local, mesh=mesh, in_specs=(P(), P()), out_specs=P())(x, w)
+
+    args = (normal(0, (2, 5, 5, 3)), normal(1, (3, 3, 3, 3)))
+    assert not primitives(rewrite(fn, "cpu"), *args) & SLOW
+    assert_same(jax.jit(rewrite(fn, "cpu"))(*args), jax.jit(fn)(*args), TOLERANCE["float32"])
 
 
 def test_structure_of_arguments_and_results_is_kept() -> None:

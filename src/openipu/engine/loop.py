@@ -18,8 +18,8 @@ from .execution import Counts, Layout, fetch, pace, row, run_execution, zeros
 from .feed import Slab
 from .place import Place
 from .replicate import Replicas
-from .shard import Shards
-from .state import State, Step, own_part, rejoin, split_axes
+from .spread import Spread
+from .state import State, Step
 
 log = logging.getLogger("openipu")
 
@@ -57,11 +57,9 @@ class Result:
 class Loop:
     """Runs slabs of data through a step, compiling once per shape."""
 
-    def __init__(
-        self, name: str, step: Step, place: Place, accumulation: Accumulation, shards: Shards | None = None
-    ) -> None:
+    def __init__(self, name: str, step: Step, place: Place, accumulation: Accumulation, spread: Spread) -> None:
         self._name, self._step, self._place = name, step, place
-        self._accumulation, self._shards = accumulation, shards
+        self._accumulation, self._spread = accumulation, spread
         self.programs: dict[Any, Program] = {}
 
     def execute(self, state: State, resident: Tree, slab: Slab) -> tuple[list[Result], State]:
@@ -118,18 +116,16 @@ class Loop:
         """The function to compile, on all replicas."""
         replicas = self._place.replicas
 
-        axes = split_axes(state, replicas, self._shards)
-
         def equations() -> int:
             def first(state: State, resident: Tree, body: Tree) -> Any:
-                one = own_part(state, axes) if replicas.count > 1 else state
-                return self._step.micro(one, fetch(resident, row(row(body, 0), 0)))
+                return self._step.micro(self._spread.own_part(state), fetch(resident, row(row(body, 0), 0)))
 
             return _equations(jax.make_jaxpr(first)(state, resident, slab.body).jaxpr)
 
         step = replace(self._step, micro=rewrite(self._step.micro, replicas.platform))
         layout = Layout(replicas, self._accumulation, pace(replicas.platform, equations))
-        run = functools.partial(_on_replica, step, layout, axes)
+        run = functools.partial(_on_replica, step, layout, self._spread)
+        axes = self._spread.axes(state)
         outputs = (1, None) if step.collect == "all" else None
         return replicas.program(run, (axes, None, 1, None, None), (outputs, axes))
 
@@ -142,14 +138,12 @@ class Loop:
 
 
 def _on_replica(
-    step: Step, layout: Layout, axes: State, state: State, resident: Tree, body: Tree, counts: Counts, tail: Tree
+    step: Step, layout: Layout, spread: Spread, state: State, resident: Tree, body: Tree, counts: Counts, tail: Tree
 ) -> tuple[Any, State]:
     """An execution on one replica: its own parts of what is split have an axis of length one for the replica."""
     mine = jax.tree.map(lambda a: a[:, 0], body)
-    if layout.replicas.count == 1:
-        return run_execution(step, layout, state, resident, mine, counts, tail)
-    value, new = run_execution(step, layout, own_part(state, axes), resident, mine, counts, tail)
-    return value, rejoin(new, axes)
+    value, new = run_execution(step, layout, spread.own_part(state), resident, mine, counts, tail)
+    return value, spread.rejoin(new)
 
 
 def _never_run(lowered: Any) -> Callable[..., tuple[Any, State]]:

@@ -30,11 +30,13 @@ from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable,
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.utils.python_utils import pythonify_logs
 
+from . import offload
 from .options import MetricReduction, Options
 from .place import Place
 from .replicate import Replicas
 from .shard import Shards
-from .state import Batch, Logs, Mode, State, Step, gather_state, parts_of, spread_state, state_of
+from .spread import Spread
+from .state import Batch, Logs, Mode, State, Step, parts_of, state_of
 
 __all__ = [
     "ArrayDataAdapter",
@@ -69,8 +71,8 @@ class Held:
     Keras' callbacks call `model.jax_state_sync()` before they look at the model, which ends in `sync`.
     """
 
-    def __init__(self, model: Any, mode: Mode, replicas: Replicas, shards: Shards | None = None) -> None:
-        self._model, self._mode, self._replicas, self._shards = model, mode, replicas, shards
+    def __init__(self, model: Any, mode: Mode, spread: Spread) -> None:
+        self._model, self._mode, self._spread = model, mode, spread
         self._state: State | None = None
 
     def run(self, execute: Callable[..., tuple[Any, State]], *args: Any) -> Any:
@@ -86,7 +88,7 @@ class Held:
         """Give the state back to the model's variables."""
         if self._state is None:
             return
-        state = gather_state(self._state, self._replicas, self._shards)
+        state = self._spread.gather(self._state)
         for owners, values in zip(variables(self._model, self._mode), state, strict=True):
             for v, value in zip(owners, values, strict=True):
                 v.assign(value)
@@ -96,8 +98,7 @@ class Held:
         """The current state, detached from the model."""
         if self._state is None:
             owners = variables(self._model, self._mode)
-            values = State(*([v.value for v in part] for part in owners))
-            self._state = spread_state(values, self._replicas, self._shards)
+            self._state = self._spread.spread(State(*([v.value for v in part] for part in owners)))
             for part in owners:
                 for v in part:
                     v._value = None
@@ -108,24 +109,20 @@ class Held:
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 
-def make_step(model: Any, mode: Mode, place: Place, options: Options, shards: tuple[Shards, Any] | None = None) -> Step:
+def make_step(model: Any, mode: Mode, place: Place, options: Options, spread: Spread, twin: Any = None) -> Step:
     """The step of `model` for `mode`; a user's own `train_step`, `test_step` or `predict_step` is used as is.
 
-    `shards` comes with the twin of the optimizer that updates a replica's shares.
+    `twin` updates a replica's shares in place of the optimizer, where its state is divided.
     """
     replicas = place.replicas
     logs = functools.partial(_metric_logs, model, replicas, options.metric_reduction)
-    update: Any = None
     if mode == "predict":
         step = Step(functools.partial(_predict_micro, model), None, "all")
     elif _overrides(model, f"{mode}_step"):
         step = Step(functools.partial(_user_micro, model, mode), None, "last")
     elif mode == "train":
-        update = functools.partial(_update, model, replicas)
-        if shards is not None:
-            update = functools.partial(_update_shares, *shards)
-        micro = functools.partial(_train_micro, model, place.recompute, shards and shards[0])
-        step = Step(micro, update, "none", logs)
+        micro = functools.partial(_train_micro, model, place.recompute, spread.shards)
+        step = Step(micro, _make_update(model, spread, twin), "none", logs)
     else:
         step = Step(functools.partial(_test_micro, model), None, "none", logs)
     if step.finish and _overrides(model, "compute_metrics"):
@@ -133,6 +130,13 @@ def make_step(model: Any, mode: Mode, place: Place, options: Options, shards: tu
     if replicas.count == 1:
         return step
     return replace(step, micro=functools.partial(_on_one_of, replicas, place.batch_norm_group, step.micro))
+
+
+def _make_update(model: Any, spread: Spread, twin: Any) -> Callable[[State, list[Any]], State]:
+    update = functools.partial(_update, model, spread.replicas)
+    if spread.shards is not None:
+        update = functools.partial(_update_shares, spread.shards, twin)
+    return offload.around(update) if spread.offloaded else update
 
 
 def has_own_train_step(model: Any) -> bool:
@@ -379,7 +383,8 @@ def resident_bytes(adapter: ArrayDataAdapter) -> int | None:
     leaves = jax.tree.leaves(adapter._inputs, is_leaf=lambda leaf: hasattr(leaf, "shape"))
     if any(hasattr(leaf, "todense") or hasattr(leaf, "dense_shape") for leaf in leaves):
         return None
-    return sum(math.prod(leaf.shape) * int(getattr(getattr(leaf, "dtype", None), "itemsize", 8)) for leaf in leaves)
+    sizes: list[int] = [getattr(getattr(leaf, "dtype", None), "itemsize", 8) for leaf in leaves]
+    return sum(int(math.prod(leaf.shape)) * size for leaf, size in zip(leaves, sizes, strict=True))
 
 
 def array_order(adapter: ArrayDataAdapter) -> tuple[int, int, bool | str]:

@@ -129,7 +129,7 @@ def describe_updates(feed: Feed, replicas: Replicas, accumulation: Accumulation,
 
 def check_training(model: Any, options: Options) -> None:
     """The rules about updates, before anything compiles."""
-    steps, size = model.steps_per_execution, options.accumulation.steps
+    steps, size = positive("steps_per_execution", model.steps_per_execution), options.accumulation.steps
     if steps % size:
         raise RuntimeError(
             f"`steps_per_execution` is {steps}, which is not a multiple of the {size} micro-batches that one update "

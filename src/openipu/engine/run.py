@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import keras
 import numpy as np
 
 from . import model as keras_model
+from . import offload
 from .accumulate import Accumulation
 from .feed import Feed, Slab
 from .loop import Loop, Result
@@ -24,7 +26,8 @@ from .place import Place
 from .place import place as make_place
 from .plan import check_training, describe_updates, limited, make_feed, positive
 from .shard import make_shards
-from .state import Mode, gather_state, parts_of, spread_state, state_of
+from .spread import Spread
+from .state import Mode, parts_of, state_of
 
 log = logging.getLogger("openipu")
 
@@ -38,23 +41,25 @@ class StepFunction:
     """
 
     def __init__(self, model: Any, mode: Mode, place: Place, options: Options) -> None:
-        shards = None
-        if mode == "train" and options.shard_optimizer and place.replicas.count > 1:
-            model.optimizer.build(model.trainable_variables)
-            shards = make_shards(model.optimizer, model.trainable_variables, place.replicas)
-        step = keras_model.make_step(model, mode, place, options, shards)
-        accumulation = options.accumulation if mode == "train" else Accumulation()
-        self.place, self.options, self.shards = place, options, shards and shards[0]
-        self.loop = Loop(f"{model.name}_{mode}", step, place, accumulation, self.shards)
-        self._mode = mode
+        replicas, accumulation = place.replicas, Accumulation()
+        self.place, self.options, self._mode = place, options, mode
+        self.spread = Spread(replicas)
+        twin = None
+        if mode == "train":
+            accumulation = options.accumulation
+            if options.shard_optimizer and replicas.count > 1:
+                shards, twin = make_shards(model.optimizer, model.trainable_variables, replicas)
+                self.spread = replace(self.spread, shards=shards)
+            self.spread = replace(self.spread, offloaded=offload.is_offloaded(options, replicas))
+        step = keras_model.make_step(model, mode, place, options, self.spread, twin)
+        self.loop = Loop(f"{model.name}_{mode}", step, place, accumulation, self.spread)
 
     def __call__(self, parts: tuple[Any, ...], iterator: Iterator[Any]) -> tuple[Any, tuple[Any, ...]]:
         """One step on the next batch."""
-        replicas = self.place.replicas
-        state = spread_state(state_of(self._mode, parts), replicas, self.shards)
+        state = self.spread.spread(state_of(self._mode, parts))
         result, state = self.loop.execute_one(state, next(iterator))
         value = result.rows() if self._mode == "predict" else result.value
-        return value, parts_of(self._mode, gather_state(state, replicas, self.shards))
+        return value, parts_of(self._mode, self.spread.gather(state))
 
 
 class Session:
@@ -94,7 +99,7 @@ class Session:
     def epoch(self, mode: Mode, feed: Feed, callbacks: Any) -> Iterator[Any]:
         """Run one epoch; gives the logs, or outputs, of each execution after the callbacks have seen them."""
         function = self.function(mode)
-        loop, held = function.loop, Held(self.model, mode, function.place.replicas, function.shards)
+        loop, held = function.loop, Held(self.model, mode, function.spread)
         began = getattr(callbacks, f"on_{mode}_batch_begin")
         ended = getattr(callbacks, f"on_{mode}_batch_end")
         slabs = _Ahead(feed.epoch())
@@ -265,7 +270,8 @@ def _run_metrics(session: Session, mode: Mode, feed: Feed, callbacks: Any, stopp
     """One epoch of training or evaluation; its logs."""
     session.model.reset_metrics()
     logs: Logs | None = None
-    for logs in session.epoch(mode, feed, callbacks):
+    for latest in session.epoch(mode, feed, callbacks):
+        logs = latest
         if stopped():
             break
     if logs is None:

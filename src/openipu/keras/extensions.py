@@ -57,6 +57,10 @@ class ModelExtension:
         self._ipu_session.sync()
         super().jax_state_sync()  # type: ignore[misc]
 
+    def __reduce__(self) -> Any:
+        """Pickle as the plain model; like a loaded one, it belongs to the scope in which it is opened."""
+        return keras_model.pickled(super().__reduce__())
+
     def set_gradient_accumulation_options(
         self,
         gradient_accumulation_steps_per_replica: int | None = None,

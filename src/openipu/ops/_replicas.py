@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from openipu.engine.plan import positive
+from openipu.engine.replicate import AXIS
+
 import jax
 import keras
 from jax import lax
-
-from openipu.engine.plan import positive
-from openipu.engine.replicate import AXIS
 
 Tree = Any
 
@@ -46,7 +46,8 @@ def groups(size: Any) -> list[list[int]] | None:
         return None
     if actual % size:
         raise ValueError(
-            f"{actual} replicas do not make groups of `replica_group_size` {size}. Give a divisor of {actual}."
+            f"`replica_group_size` is {size}, but the number of replicas here is {actual}, which does not split into "
+            "such groups. Give a divisor of it, or None for one group of all replicas."
         )
     return [list(range(first, first + size)) for first in range(0, actual, size)]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from openipu.engine.replicate import AXIS
+
 import jax
 import jax.numpy as jnp
 from jax import lax
-
-from openipu.engine.replicate import AXIS
 
 from . import _replicas
 
@@ -73,4 +73,4 @@ def _dimension(name: str, value: Any, x: Any) -> int:
     """`value` as the number of a dimension of `x`; negative ones count from the end."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or not -x.ndim <= operator.index(value) < x.ndim:
         raise ValueError(f"`{name}` is {value!r}, but the tensor has {x.ndim} dimensions. Give the number of one.")
-    return operator.index(value) % x.ndim
+    return int(operator.index(value) % x.ndim)

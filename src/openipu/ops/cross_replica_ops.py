@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from openipu.engine.replicate import AXIS
+
 import jax
 from jax import lax
-
-from openipu.engine.replicate import AXIS
 
 from . import _replicas
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from openipu.engine.replicate import AXIS
+
 import jax
 import jax.numpy as jnp
 from jax import lax
-
-from openipu.engine.replicate import AXIS
 
 from . import _reductions, _replicas
 

@@ -6,7 +6,7 @@ Give them to `model.compile`, around any Keras optimizer and around each other.
 from openipu.gradient_accumulation import GradientAccumulationReductionMethod
 
 from .base import IpuOptimizer
-from .plan import OptimizerPlan, describe, map_gradients, update
+from .plan import OptimizerPlan, describe, map_gradients, unwrapped, update
 from .wrappers import (
     CrossReplicaGradientAccumulationOptimizerV2,
     CrossReplicaOptimizer,
@@ -24,5 +24,6 @@ __all__ = [
     "OptimizerPlan",
     "describe",
     "map_gradients",
+    "unwrapped",
     "update",
 ]

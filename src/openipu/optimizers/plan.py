@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import keras
-
 from openipu.engine.accumulate import Accumulation
+
+import keras
 
 from .base import IpuOptimizer, by_engine, chain, loss_scale
 from .wrappers import CrossReplicaOptimizer, GradientAccumulationOptimizerV2, MapGradientOptimizer
@@ -73,6 +73,11 @@ def update(
     with by_engine():
         new_weights, new_state = optimizer.stateless_apply(list(state), list(gradients), list(weights))
     return list(new_weights), list(new_state)
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer inside the wrappers; it has the same variables and makes the same updates."""
+    return next(link for link in chain(optimizer) if not isinstance(link, IpuOptimizer))
 
 
 def _check(links: list[Any]) -> None:

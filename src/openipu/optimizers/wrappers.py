@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from openipu.engine.accumulate import Accumulation, Reduction
+
 import jax.numpy as jnp
 import keras
-
-from openipu.engine.accumulate import Accumulation, Reduction
 
 from .base import IpuOptimizer, chain
 
@@ -55,6 +55,8 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
         reduction_method: SUM, MEAN or RUNNING_MEAN, as a member of `GradientAccumulationReductionMethod` or by name.
         name: The name of this wrapper.
     """
+
+    accumulation: Accumulation
 
     def __init__(
         self,
