@@ -109,6 +109,8 @@ SEPARABLE = {1: layers.SeparableConv1D, 2: layers.SeparableConv2D}
 MAX = {1: layers.MaxPooling1D, 2: layers.MaxPooling2D, 3: layers.MaxPooling3D}
 AVERAGE = {1: layers.AveragePooling1D, 2: layers.AveragePooling2D, 3: layers.AveragePooling3D}
 FORMATS = ("channels_last", "channels_first")
+# Cases of each list that are run: programs over volumes take long to compile and differ in nothing but the loop over axes.
+MOST = {1: 10, 2: 10, 3: 4}
 
 
 @pytest.mark.parametrize("data_format", FORMATS)
@@ -126,7 +128,7 @@ def test_convolution_layers(rank: int, data_format: str) -> None:
         {"padding": "valid", "kernel_size": 1},
         {"padding": "same", "kernel_size": 1, "strides": 2},
         {"padding": "causal", "dilation_rate": 2} if rank == 1 else {"padding": "same", "kernel_size": 2},
-    )[: 10 if rank < 3 else 6]:
+    )[: MOST[rank]]:
         layer = CONV[rank](6, **{"kernel_size": 3, "data_format": data_format, **options})
         programs[str(options)] = gradients_of(layer, shape_for(rank, data_format, 4))
     assert_rewritten(programs, TOLERANCE["float32"])
@@ -142,7 +144,7 @@ def test_transposed_convolution_layers(rank: int, data_format: str) -> None:
         {"padding": "valid", "strides": 3},
         {"padding": "valid", "strides": 2, "output_padding": 1},
         {"padding": "same", "dilation_rate": 2},
-    ):
+    )[: MOST[rank]]:
         layer = TRANSPOSE[rank](3, 3, data_format=data_format, **options)
         programs[str(options)] = gradients_of(layer, shape_for(rank, data_format, 2, size=5))
     assert_rewritten(programs, TOLERANCE["float32"])
@@ -178,7 +180,7 @@ def test_pooling_layers(rank: int, data_format: str) -> None:
             {"pool_size": 3, "strides": 2, "padding": "same"},
             {"pool_size": 2, "strides": 3},
             {"pool_size": 3, "strides": 1, "padding": "same"},
-        ):
+        )[: MOST[rank]]:
             layer = kind[rank](data_format=data_format, **options)
             programs[f"{name} {options}"] = gradients_of(layer, shape_for(rank, data_format, 2))
     assert_rewritten(programs, TOLERANCE["float32"])
@@ -203,7 +205,7 @@ dims = st.integers(1, 3)
 
 @st.composite
 def convolutions(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]:
-    """Any convolution that fits: odd and negative paddings, dilations on both sides, groups of either kind, any layout."""
+    """Any convolution that fits: odd and negative paddings, both dilations, both kinds of groups, any layout."""
     rank = draw(st.integers(1, 2))
     several = st.tuples(*[dims] * rank)
     feature_groups, batch_groups = draw(st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 2), (3, 1), (1, 3)]))
@@ -231,7 +233,7 @@ def convolutions(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[int, ...], tupl
     return options, tuple(sizes[s] for s in lhs_spec), tuple(kernel_sizes[s] for s in rhs_spec)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(convolutions())
 def test_any_convolution(case: tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]) -> None:
     options, lhs, rhs = case
@@ -250,21 +252,20 @@ def assert_exact_enough(fn: Callable[..., Any], args: tuple[jax.Array, ...]) -> 
 
 
 @pytest.mark.parametrize(
-    ("size", "channels", "area", "padding"),
+    ("layout", "size", "channels", "area", "padding"),
     [
-        (3, (32, 64), (13, 13), "VALID"),
-        (3, (16, 16), (9, 14), "SAME"),
-        (3, (8, 40), (10, 7), [(3, 3), (4, 1)]),
-        (3, (40, 8), (9, 9), [(-1, 0), (0, -1)]),
-        (3, (16, 128), (8, 8), "SAME"),
-        (2, (32, 32), (11, 10), "SAME"),
-        (4, (16, 16), (11, 13), "VALID"),
-        (5, (16, 16), (12, 12), "SAME"),
+        ("NHWC", 3, (32, 64), (13, 13), "VALID"),
+        ("NCHW", 3, (16, 16), (9, 14), "SAME"),
+        ("NHWC", 3, (8, 40), (10, 7), [(3, 3), (4, 1)]),
+        ("NCHW", 3, (40, 8), (9, 9), [(-1, 0), (0, -1)]),
+        ("NHWC", 3, (16, 128), (8, 8), "SAME"),
+        ("NHWC", 2, (32, 32), (11, 10), "SAME"),
+        ("NCHW", 4, (16, 16), (11, 13), "VALID"),
+        ("NHWC", 5, (16, 16), (12, 12), "SAME"),
     ],
 )
-@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 def test_winograd_is_as_exact_as_promised(
-    size: int, channels: tuple[int, int], area: tuple[int, int], padding: Any, layout: str
+    layout: str, size: int, channels: tuple[int, int], area: tuple[int, int], padding: Any
 ) -> None:
     def all_three(x: jax.Array, w: jax.Array) -> tuple[jax.Array, ...]:
         numbers = (layout, "HWIO", layout)

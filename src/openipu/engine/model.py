@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from openipu.optimizers.plan import map_gradients
+from openipu.optimizers.plan import update as apply_update
+
 import jax
 import jax.numpy as jnp
 import keras
@@ -122,7 +125,7 @@ def make_step(model: Any, mode: Mode, place: Place, options: Options, spread: Sp
         step = Step(functools.partial(_user_micro, model, mode), None, "last")
     elif mode == "train":
         micro = functools.partial(_train_micro, model, place.recompute, spread.shards)
-        step = Step(micro, _make_update(model, spread, twin), "none", logs)
+        step = Step(micro, _make_update(model, spread, twin, options.average_replicas), "none", logs)
     else:
         step = Step(functools.partial(_test_micro, model), None, "none", logs)
     if step.finish and _overrides(model, "compute_metrics"):
@@ -132,10 +135,10 @@ def make_step(model: Any, mode: Mode, place: Place, options: Options, spread: Sp
     return replace(step, micro=functools.partial(_on_one_of, replicas, place.batch_norm_group, step.micro))
 
 
-def _make_update(model: Any, spread: Spread, twin: Any) -> Callable[[State, list[Any]], State]:
-    update = functools.partial(_update, model, spread.replicas)
+def _make_update(model: Any, spread: Spread, twin: Any, averaged: bool) -> Callable[[State, list[Any]], State]:
+    update = functools.partial(_update, model, spread.replicas, averaged)
     if spread.shards is not None:
-        update = functools.partial(_update_shares, spread.shards, twin)
+        update = functools.partial(_update_shares, spread.shards, twin, averaged)
     return offload.around(update) if spread.offloaded else update
 
 
@@ -169,17 +172,20 @@ def _train_micro(
 
     gradient = jax.value_and_grad(jax.checkpoint(loss) if recompute else loss, has_aux=True)
     (_, (unscaled, y_pred, non_trainable, metrics)), gradients = gradient(state.trainable)
+    gradients = map_gradients(model.optimizer, gradients, state.trainable, optimizer)
     logs, metrics = model._update_metrics_variables(metrics, unscaled, x, y, y_pred, sample_weight)
-    return state._replace(non_trainable=list(non_trainable), metrics=list(metrics)), list(gradients), logs
+    return state._replace(non_trainable=list(non_trainable), metrics=list(metrics)), gradients, logs
 
 
-def _update(model: Any, replicas: Replicas, state: State, gradients: list[Any]) -> State:
-    gradients = replicas.sum(gradients)
-    trainable, optimizer = model.optimizer.stateless_apply(state.optimizer, gradients, state.trainable)
-    return state._replace(trainable=list(trainable), optimizer=list(optimizer))
+def _update(model: Any, replicas: Replicas, averaged: bool, state: State, gradients: list[Any]) -> State:
+    gradients = replicas.mean(gradients) if averaged else replicas.sum(gradients)
+    trainable, optimizer = apply_update(model.optimizer, state.optimizer, gradients, state.trainable)
+    return state._replace(trainable=trainable, optimizer=optimizer)
 
 
-def _update_shares(shards: Shards, twin: Any, state: State, gradients: list[Any]) -> State:
+def _update_shares(shards: Shards, twin: Any, averaged: bool, state: State, gradients: list[Any]) -> State:
+    if averaged:
+        gradients = [g / shards.replicas.count for g in gradients]
     shares, optimizer = twin.stateless_apply(state.optimizer, shards.scatter(gradients), shards.mine(state.trainable))
     return state._replace(trainable=shards.gather(list(shares)), optimizer=list(optimizer))
 

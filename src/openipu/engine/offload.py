@@ -26,9 +26,7 @@ def is_offloaded(options: Options, replicas: Replicas) -> bool:
     platform = replicas.platform
     if platform not in PLATFORMS and platform not in _said:
         _said.add(platform)
-        log.warning(
-            "`offload_weight_update_variables` has no effect here: on a %s, all memory is host memory.", platform
-        )
+        log.warning("offload_weight_update_variables has no effect here: all memory of a %s is host memory.", platform)
     return platform in PLATFORMS
 
 

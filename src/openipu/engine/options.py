@@ -6,9 +6,12 @@ import dataclasses
 import enum
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .accumulate import Accumulation, Reduction
+
+if TYPE_CHECKING:
+    from openipu.optimizers.plan import OptimizerPlan
 
 
 class MetricReduction(enum.Enum):
@@ -44,6 +47,24 @@ class Options:
     """Each replica keeps and updates its share of the optimizer's state."""
     offload_optimizer: bool | None = None
     """Whether the optimizer's state is to live in host memory."""
+    average_replicas: bool = False
+    """Gradients are averaged over replicas instead of summed: what a `CrossReplicaOptimizer` asks for."""
+
+    def with_optimizer(self, plan: OptimizerPlan) -> Options:
+        """These options together with what the wrappers around an optimizer ask for."""
+        accumulation = plan.accumulation or self.accumulation
+        if plan.accumulation and self.accumulation.steps > 1 and plan.accumulation != self.accumulation:
+            raise ValueError(
+                f"The model accumulates {self.accumulation} and its optimizer {plan.accumulation}. Set one of them: "
+                "`set_gradient_accumulation_options`, or the optimizer's wrapper."
+            )
+        return dataclasses.replace(
+            self,
+            accumulation=accumulation,
+            shard_optimizer=self.shard_optimizer or plan.shard_state,
+            offload_optimizer=self.offload_optimizer if plan.offload is None else plan.offload,
+            average_replicas=plan.replica_reduction == "mean",
+        )
 
     def to_json(self) -> str:
         """A text that `from_json` reads."""

@@ -14,7 +14,6 @@ from typing import Any
 import keras
 
 from . import model as keras_model
-from .accumulate import Accumulation
 from .feed import ArraySource, Feed, Source, StreamSource
 from .options import Options
 from .place import Place
@@ -113,14 +112,15 @@ def free_memory(replicas: Replicas) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // replicas.count
 
 
-def describe_updates(feed: Feed, replicas: Replicas, accumulation: Accumulation, *, averaged: bool = False) -> str:
+def describe_updates(feed: Feed, replicas: Replicas, options: Options) -> str:
     """One line about the sizes that learning rates depend on."""
+    accumulation = options.accumulation
     batches = replicas.count * accumulation.steps
     size = feed.source.batch_size
     samples = f" of {size} samples = {batches * size} samples" if size else ""
     steps = feed.num_steps
     updates = f", {-(-steps // batches)} updates per epoch" if steps else ""
-    factor = accumulation.strength(1 if averaged else replicas.count)
+    factor = accumulation.strength(1 if options.average_replicas else replicas.count)
     return (
         f"each update: {replicas.count} replica(s) x {accumulation.steps} micro-batch(es){samples}{updates}; the "
         f"learning rate acts on {factor} x the mean gradient of these samples"

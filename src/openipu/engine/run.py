@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from openipu.optimizers.plan import describe
+
 import jax
 import keras
 import numpy as np
@@ -72,6 +74,11 @@ class Session:
         self.validation: Feed | None = None
         """The validation data of a running `fit`, kept over its epochs."""
 
+    @property
+    def effective_options(self) -> Options:
+        """The model's options together with what its optimizer asks for."""
+        return self.options.with_optimizer(describe(self.model.optimizer)) if self.model.optimizer else self.options
+
     def set_options(self, options: Options) -> None:
         """Change the options; what was compiled under others is dropped when it is next asked for."""
         self.options = options
@@ -86,8 +93,9 @@ class Session:
         keras_model.refuse_eager(self.model)
         name, place = f"{mode}_function", self.place
         current = getattr(self.model, name, None)
-        if force or not isinstance(current, StepFunction) or (current.place, current.options) != (place, self.options):
-            current = StepFunction(self.model, mode, place, self.options)
+        options = self.effective_options
+        if force or not isinstance(current, StepFunction) or (current.place, current.options) != (place, options):
+            current = StepFunction(self.model, mode, place, options)
             setattr(self.model, name, current)
         return current
 
@@ -173,7 +181,8 @@ def fit(
     """Train, as `keras.Model.fit` does."""
     model = session.model
     keras_model.assert_compiled(model, "fit")
-    check_training(model, session.options)
+    options = session.effective_options
+    check_training(model, options)
     batch_size = positive("batch_size", batch_size, optional=True)
     steps_per_epoch = positive("steps_per_epoch", steps_per_epoch, optional=True)
     validation_steps = positive("validation_steps", validation_steps, optional=True)
@@ -191,10 +200,10 @@ def fit(
         )
     feed = make_feed(
         session.place, model.steps_per_execution, x, y, sample_weight,
-        accumulated=session.options.accumulation.steps,
+        accumulated=options.accumulation.steps,
         batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
     )  # fmt: skip
-    log.info("%s: %s", model.name, describe_updates(feed, session.place.replicas, session.options.accumulation))
+    log.info("%s: %s", model.name, describe_updates(feed, session.place.replicas, options))
     keras_model.build(model, feed.source.first_batch)
     callbacks = keras_model.callback_list(
         model, callbacks, add_history=True, verbose=verbose, epochs=epochs, steps=feed.num_steps

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from openipu.optimizers.plan import unwrapped
+
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -98,6 +100,7 @@ def _is_large(shape: Shape) -> bool:
 
 def make_shards(optimizer: Any, weights: list[Any], replicas: Replicas) -> tuple[Shards, Any]:
     """How the state of a built `optimizer` is divided, and its twin that updates shares."""
+    optimizer = unwrapped(optimizer)
     check_elementwise(optimizer)
     shapes = tuple(tuple(w.shape) for w in weights)
     shards = Shards(replicas, shapes, ())

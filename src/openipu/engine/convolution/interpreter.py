@@ -119,12 +119,13 @@ class _Pass:
         """A program per device: traced again under its mesh, where its axis names exist."""
         p = eqn.params
         body = p["jaxpr"]
+        manual = p["newly_manual_axes"] if "newly_manual_axes" in p else p["manual_axes"]  # JAX renamed it
         mapped: Callable[..., Any] = jax.shard_map(
             lambda *args: tuple(self.run(body, (), args)),
             mesh=p["mesh"],
             in_specs=tuple(p["in_specs"]),
             out_specs=tuple(p["out_specs"]),
-            axis_names=set(p["manual_axes"]),
+            axis_names=set(manual),
             check_vma=p["check_vma"],
         )
         return tuple(mapped(*values))
