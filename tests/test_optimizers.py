@@ -231,6 +231,92 @@ def test_unwrapped():
     assert unwrapped(scaled) is scaled
 
 
+# --- inside of the engine --------------------------------------------------------------------------------------------
+
+R = 4
+
+
+@pytest.fixture
+def scope():
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = R
+    config.configure_ipu_system()
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        yield
+    ipu.config.reset_ipu_configuration()
+
+
+def gradient_of_one_update(optimizer, steps):
+    """What SGD(1.0), inside the wrappers of `optimizer`, takes off each weight in one update of a linear model.
+
+    The gradient of micro-batch i is i + 1; there are R * `steps` of them.
+    """
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(3, use_bias=False, kernel_initializer="zeros")])
+    model.compile(optimizer, loss=lambda _, y: keras.ops.sum(y, -1), steps_per_execution=steps)
+    x = np.arange(1, R * steps + 1, dtype="float32")[:, None]
+    model.fit(x, x, batch_size=1, shuffle=False, verbose=0)
+    assert int(model.optimizer.iterations) == 1
+    (kernel,) = model.get_weights()
+    return -kernel[0]
+
+
+def halved_if_large(gradient, weight):
+    del weight
+    return jnp.where(gradient > 4, gradient / 2, gradient)
+
+
+SGD = keras.optimizers.SGD
+ONE_UPDATE = {
+    "plain": (lambda: SGD(1.0), 1, 1 + 2 + 3 + 4),
+    "mean over replicas": (lambda: CrossReplicaOptimizer(SGD(1.0)), 1, 2.5),
+    "sum over all": (lambda: GradientAccumulationOptimizerV2(SGD(1.0), 2), 2, 36),
+    "mean over micro-batches": (
+        lambda: GradientAccumulationOptimizerV2(SGD(1.0), 2, reduction_method="mean", dtype="float32"), 2, 18
+    ),
+    "mean over replicas of sums": (lambda: CrossReplicaGradientAccumulationOptimizerV2(SGD(1.0), 2), 2, 9),
+    "mapped before both": (
+        lambda: CrossReplicaGradientAccumulationOptimizerV2(MapGradientOptimizer(SGD(1.0), halved_if_large), 2),
+        2,
+        (1 + 2 + 3 + 4 + 2.5 + 3 + 3.5 + 4) / 4,
+    ),
+    "divided state": (
+        lambda: CrossReplicaGradientAccumulationOptimizerV2(SGD(1.0, 0.9), 2, None, True), 2, 9
+    ),
+    "scaled loss": (
+        lambda: keras.optimizers.LossScaleOptimizer(
+            MapGradientOptimizer(CrossReplicaOptimizer(SGD(1.0)), halved_if_large), 64.0
+        ),
+        1,
+        2.5,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("scope")
+@pytest.mark.parametrize("name", ONE_UPDATE)
+def test_the_engine_does_what_wrappers_declare(name):
+    make, steps, expected = ONE_UPDATE[name]
+    np.testing.assert_allclose(gradient_of_one_update(make(), steps), [expected] * 3, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("scope")
+def test_a_users_own_train_step_applies_the_mean_over_replicas():
+    class OwnStep(keras.Model):
+        def train_step(self, state, batch):
+            weights, fixed, optimizer, metrics = state
+            x, y = batch
+            gradients = jax.grad(lambda w: keras.ops.sum(self.stateless_call(w, fixed, x)[0]))(weights)
+            weights, optimizer = self.optimizer.stateless_apply(optimizer, gradients, weights)
+            return {"loss": keras.ops.sum(y)}, (weights, fixed, optimizer, metrics)
+
+    inputs = keras.Input((1,))
+    model = OwnStep(inputs, keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")(inputs))
+    model.compile(CrossReplicaOptimizer(SGD(1.0)), "mse", steps_per_execution=2)
+    x = np.arange(1, 2 * R + 1, dtype="float32")[:, None]
+    model.fit(x, x, batch_size=1, shuffle=False, verbose=0)
+    np.testing.assert_allclose(model.get_weights()[0], [[-(2.5 + 6.5)]])
+
+
 # --- outside of the engine -------------------------------------------------------------------------------------------
 
 

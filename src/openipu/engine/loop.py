@@ -80,7 +80,13 @@ class Loop:
         return result, state
 
     def _counts(self, slab: Slab) -> Counts:
-        steps, extra = divmod(slab.count, self._place.replicas.count)
+        replicas = self._place.replicas.count
+        steps, extra = divmod(slab.count, replicas)
+        if self._step.needs_all and replicas > 1 and (extra or slab.has_tail):
+            raise ValueError(
+                f"The model's own `train_step` updates the weights on every replica, but {slab.steps} batches are left "
+                f"for {replicas} replicas, or the last one is smaller. Give a multiple of {replicas} equal batches."
+            )
         return Counts(np.int32(steps), np.int32(extra), np.bool_(slab.has_tail))
 
     def _parts(self, fixed: Tree, slab: Slab) -> list[Slab]:

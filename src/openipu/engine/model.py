@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from openipu.optimizers.base import by_engine
 from openipu.optimizers.plan import map_gradients
 from openipu.optimizers.plan import update as apply_update
 
@@ -122,7 +123,8 @@ def make_step(model: Any, mode: Mode, place: Place, options: Options, spread: Sp
     if mode == "predict":
         step = Step(functools.partial(_predict_micro, model), None, "all")
     elif _overrides(model, f"{mode}_step"):
-        step = Step(functools.partial(_user_micro, model, mode), None, "last")
+        own = functools.partial(_user_micro, model, mode, replicas, options.average_replicas)
+        step = Step(own, None, "last", needs_all=mode == "train")
     elif mode == "train":
         micro = functools.partial(_train_micro, model, place.recompute, spread.shards)
         step = Step(micro, _make_update(model, spread, twin, options.average_replicas), "none", logs)
@@ -204,9 +206,33 @@ def _predict_micro(model: Any, state: State, batch: Batch) -> tuple[State, list[
     return state._replace(non_trainable=list(non_trainable)), [], outputs
 
 
-def _user_micro(model: Any, mode: Mode, state: State, batch: Batch) -> tuple[State, list[Any], Logs]:
-    logs, parts = getattr(model, f"{mode}_step")(parts_of(mode, state), batch)
+def _user_micro(
+    model: Any, mode: Mode, replicas: Replicas, averaged: bool, state: State, batch: Batch
+) -> tuple[State, list[Any], Logs]:
+    with _reduced_in_apply(model.optimizer, replicas, averaged):
+        logs, parts = getattr(model, f"{mode}_step")(parts_of(mode, state), batch)
     return state_of(mode, parts), [], logs
+
+
+@contextlib.contextmanager
+def _reduced_in_apply(optimizer: Any, replicas: Replicas, averaged: bool) -> Iterator[None]:
+    """A user's own step applies gradients itself; they are reduced over replicas where it does so."""
+    if replicas.count == 1 or optimizer is None:
+        yield
+        return
+    original = optimizer.stateless_apply
+
+    def apply(state: list[Any], gradients: list[Any], weights: list[Any]) -> Any:
+        gradients = map_gradients(optimizer, gradients, weights, state)
+        gradients = replicas.mean(gradients) if averaged else replicas.sum(gradients)
+        with by_engine():
+            return original(state, gradients, weights)
+
+    optimizer.__dict__["stateless_apply"] = apply
+    try:
+        yield
+    finally:
+        del optimizer.__dict__["stateless_apply"]
 
 
 def _metric_logs(model: Any, replicas: Replicas, method: MetricReduction, state: State) -> Logs:

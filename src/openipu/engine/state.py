@@ -34,6 +34,8 @@ class Step:
     update: Callable[[State, list[Any]], State] | None
     collect: Literal["none", "last", "all"]
     finish: Callable[[State], Any] | None = None
+    needs_all: bool = False
+    """Whether each step needs a batch on every replica, because it updates the weights itself."""
 
 
 def state_of(mode: Mode, parts: tuple[Any, ...]) -> State:

@@ -1,0 +1,123 @@
+"""What the tests about replicas share: systems of 1, 2, 4 and 8 devices, and one device that stands for many."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import openipu as ipu
+
+import keras
+import numpy as np
+
+SYSTEMS = (1, 2, 4, 8)
+"""Replicas of each system. All exist at the same time, so that no test waits for a new configuration."""
+
+
+def configure_all() -> None:
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = list(SYSTEMS)
+    config.configure_ipu_system()
+
+
+def configure(replicas: int, *, batch_norm_group: int = 1) -> None:
+    """One system only, for what belongs to the whole configuration."""
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = replicas
+    config.norms.experimental.distributed_batch_norm_replica_group_size = batch_norm_group
+    config.configure_ipu_system()
+
+
+def strategy(replicas: int) -> Any:
+    """The strategy of the system of so many devices, after `configure_all`."""
+    return ipu.ipu_strategy.IPUStrategy(f"/device:IPU:{SYSTEMS.index(replicas)}")
+
+
+def amplified(optimizer: Any, strength: int) -> Any:
+    """An optimizer that sees every gradient `strength` times as large, as the sum over so many micro-batches is.
+
+    All strengths here are powers of two, so the multiplication is exact.
+    """
+
+    class Amplified(type(optimizer)):  # type: ignore[misc]
+        def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+            return super().apply([strength * g for g in grads], trainable_variables)
+
+    Amplified.__name__ = type(optimizer).__name__
+    return Amplified.from_config(optimizer.get_config())
+
+
+class Batches(keras.utils.PyDataset):
+    """Arrays as batches in their order: a source that is streamed. The last batch may be partial."""
+
+    def __init__(self, x: Any, y: Any, batch: int) -> None:
+        super().__init__()
+        self._data, self._batch = (x, y), batch
+        self._rows = len(next(iter(keras.tree.flatten(x))))
+
+    def __len__(self) -> int:
+        return -(-self._rows // self._batch)
+
+    def __getitem__(self, index: int) -> Any:
+        rows = slice(index * self._batch, (index + 1) * self._batch)
+        return keras.tree.map_structure(lambda a: a[rows], self._data)
+
+
+def assert_close(actual: Sequence[Any], expected: Sequence[Any], tolerance: float = 1e-5, what: str = "weights") -> None:
+    """Equal up to `tolerance` times the largest number of each array, or a hundredth where all are smaller."""
+    assert len(actual) == len(expected)
+    for i, (a, b) in enumerate(zip(map(np.asarray, actual), map(np.asarray, expected), strict=True)):
+        assert a.shape == b.shape
+        limit = tolerance * max(1e-2, np.abs(b).max(initial=0.0))
+        np.testing.assert_allclose(a, b, rtol=0, atol=limit, err_msg=f"{what}[{i}]")
+
+
+def assert_same_history(actual: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-5) -> None:
+    assert set(actual) == set(expected)
+    for name, values in expected.items():
+        np.testing.assert_allclose(actual[name], values, rtol=tolerance, atol=tolerance / 10, err_msg=name)
+
+
+def programs(model: Any, mode: str = "train") -> list[Any]:
+    """The compiled programs of a mode."""
+    return [program.compiled for program in getattr(model, f"{mode}_function").loop.programs.values()]
+
+
+# --- the text of a compiled program ----------------------------------------------------------------------------------
+
+COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
+
+
+def computations(text: str) -> dict[str, list[str]]:
+    """The instructions of each computation of a program. The one it starts with is called "ENTRY"."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        head = re.match(r"(ENTRY )?%?([\w.-]+) \(.*\{\s*$", line)
+        if head:
+            found[name := "ENTRY" if head[1] else head[2]] = []
+        elif " = " in line:
+            found[name].append(line.strip())
+    return found
+
+
+def collectives(instructions: list[str]) -> list[str]:
+    """The kinds of the collectives among some instructions, sorted."""
+    kinds = "|".join(COLLECTIVES)
+    return sorted(m[1] for line in instructions if (m := re.search(rf" = .*? ({kinds})(?:-start)?\(", line)))
+
+
+def reached(parts: dict[str, list[str]], start: str) -> Iterator[str]:
+    """The names of all computations that `start` runs, itself included."""
+    yield start
+    for line in parts[start]:
+        for name in re.findall(r"(?:body|condition|calls|to_apply|\w+_computation)=%?([\w.-]+)", line):
+            yield from reached(parts, name)
+        for names in re.findall(r"branch_computations=\{(.*?)\}", line):
+            for name in re.findall(r"[\w.-]+", names):
+                yield from reached(parts, name)
+
+
+def loops(parts: dict[str, list[str]], start: str = "ENTRY") -> list[str]:
+    """The bodies of the loops that a computation runs itself, those inside loops and branches not included."""
+    return [m[1] for line in parts[start] if " while(" in line and (m := re.search(r"body=%?([\w.-]+)", line))]

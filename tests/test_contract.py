@@ -1,0 +1,214 @@
+"""Weights and metrics of any number of replicas and micro-batches are those of one device with the whole batch.
+
+Gradients are summed over replicas, and over micro-batches with the method "sum". The one device that is compared with
+therefore sees each gradient as many times as large (`replication.amplified`), whatever its optimizer is.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import openipu as ipu
+
+import keras
+import pytest
+import replication
+import zoo
+
+pytestmark = zoo.KERAS_WARNINGS
+
+BATCH = 4
+UPDATES = 3
+optimizers = keras.optimizers
+
+OPTIMIZERS = {
+    "sgd": lambda: optimizers.SGD(0.01),
+    "momentum": lambda: optimizers.SGD(0.005, momentum=0.9, nesterov=True),
+    "adam": lambda: optimizers.Adam(0.01),
+    "adamw": lambda: optimizers.AdamW(0.01, weight_decay=0.02),
+    "rmsprop": lambda: optimizers.RMSprop(0.01, momentum=0.5, centered=True),
+    "adafactor": lambda: optimizers.Adafactor(0.02),
+    "lion": lambda: optimizers.Lion(0.003),
+    "lamb": lambda: optimizers.Lamb(0.01),
+    "loss_scale": lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.01, momentum=0.9), initial_scale=256.0),
+    "clipnorm": lambda: optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5),
+    "global_clipnorm": lambda: optimizers.Adam(0.01, global_clipnorm=0.5),
+    "ema": lambda: optimizers.SGD(0.01, momentum=0.9, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=2),
+}
+
+# Not here: models that mix the samples of a batch or draw random numbers (test_replicas.py), and own train steps.
+MODELS = (
+    "dense", "cnn", "two_in_two_out", "own_everything", "mixed_bfloat16", "mixed_float16",
+    "averaged_weights_and_schedule", "frozen", "separable", "encoder", "recurrent",
+)  # fmt: skip
+
+
+def encoder() -> keras.Model:
+    """Embedding, mask, attention and layer normalisation, without dropout."""
+    x = keras.layers.Embedding(20, 8, mask_zero=True)(inputs := keras.Input((6,), dtype="int32"))
+    x = keras.layers.LayerNormalization()(x + keras.layers.MultiHeadAttention(2, 4)(x, x))
+    return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling1D()(x)))
+
+
+def recurrent() -> keras.Model:
+    x = keras.layers.Bidirectional(keras.layers.GRU(3))(inputs := keras.Input((5, 3)))
+    return keras.Model(inputs, keras.layers.Dense(1)(x))
+
+
+CASES = zoo.CASES | {
+    "encoder": zoo.Case(encoder, zoo.tokens, zoo.CASES["attention"].compile),
+    "recurrent": zoo.Case(recurrent, zoo.sequences, zoo.CASES["lstm"].compile),
+}
+
+
+class Point(NamedTuple):
+    """One point of the grid."""
+
+    model: str
+    optimizer: str
+    replicas: int
+    steps: int
+    method: str
+    feed: str
+    remainder: bool
+
+    @property
+    def batch(self) -> int:
+        """Samples of a full update."""
+        return BATCH * self.replicas * self.steps
+
+    @property
+    def rows(self) -> int:
+        """Three full updates; as a remainder, some full micro-batches and a partial one."""
+        rest = 2 * self.replicas * self.steps // 3 * BATCH + 3 if self.remainder else 0
+        return UPDATES * self.batch + rest
+
+    @property
+    def strength(self) -> int:
+        return self.replicas * (self.steps if self.method == "sum" else 1)
+
+    def __str__(self) -> str:
+        parts = (self.model, self.optimizer, f"r{self.replicas}", f"ga{self.steps}", self.method, self.feed)
+        return "-".join(parts) + "-remainder" * self.remainder
+
+
+LEVELS = (MODELS, tuple(OPTIMIZERS), (1, 2, 4, 8), (1, 2, 8), ("sum", "mean", "running_mean"), ("resident", "streamed"),
+          (False, True))  # fmt: skip
+
+
+def cover(groups: list[tuple[int, ...]], points: list[Point]) -> Iterator[Point]:
+    """More points, until every combination of the levels of each group of factors is there, found greedily."""
+    wanted = [(g, values) for g in groups for values in itertools.product(*(LEVELS[i] for i in g))]
+    seen = {(g, tuple(p[i] for i in g)) for p in points for g in groups}
+    missing = {key: None for key in wanted if key not in seen}
+    turn = itertools.count(len(points))
+    while missing:
+        group, values = next(iter(missing))
+        fixed: dict[int, Any] = dict(zip(group, values, strict=True))
+        for factor in sorted(set(range(len(LEVELS))) - set(group), key=lambda i: -len(LEVELS[i])):
+            shift = next(turn) % len(LEVELS[factor])
+            rotated = LEVELS[factor][shift:] + LEVELS[factor][:shift]
+
+            def gain(level: Any, factor: int = factor) -> int:
+                trial = fixed | {factor: level}
+                complete = [g for g in groups if factor in g and all(i in trial for i in g)]
+                return sum((g, tuple(trial[i] for i in g)) in missing for g in complete)
+
+            fixed[factor] = max(rotated, key=gain)
+        point = Point(*(fixed[i] for i in range(len(LEVELS))))
+        for g in groups:
+            missing.pop((g, tuple(point[i] for i in g)), None)
+        yield point
+
+
+def grid() -> list[Any]:
+    """Every pair of levels by default, except those of a model and an optimizer; more combinations are slow."""
+    pairs = [pair for pair in itertools.combinations(range(len(LEVELS)), 2) if pair != (0, 1)]
+    default = list(cover(pairs, []))
+    more = list(cover([(0, 1), (2, 3, 4, 6), (1, 2, 3), (0, 2, 3)], default))
+    marked = [(p, ()) for p in default] + [(p, pytest.mark.slow) for p in more]
+    return [pytest.param(p, marks=m, id=str(p)) for p, m in sorted(marked, key=lambda pair: pair[0].replicas)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _systems() -> Iterator[None]:
+    replication.configure_all()
+    yield
+    plain.cache_clear()
+    ipu.config.reset_ipu_configuration()
+
+
+class Result(NamedTuple):
+    weights: list[Any]
+    history: dict[str, list[float]]
+    iterations: int
+    model: Any
+
+
+def train(model: keras.Model, x: Any, y: Any, batch: int, feed: str) -> Result:
+    data = (replication.Batches(x, y, batch),) if feed == "streamed" else (x, y)
+    settings = {} if feed == "streamed" else {"batch_size": batch}
+    history = model.fit(*data, **settings, epochs=2, verbose=0, shuffle=feed == "resident").history
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    return Result([v.numpy() for v in model.trainable_variables], history, int(optimizer.iterations.numpy()), model)
+
+
+def make(point: Point, *, one_device: bool) -> keras.Model:
+    case = CASES[point.model]
+    optimizer = OPTIMIZERS[point.optimizer]()
+    keras.utils.set_random_seed(11)
+    with zoo.policy(case.policy):
+        if one_device:
+            model = case.make()
+            inner = getattr(optimizer, "inner_optimizer", None)
+            if inner is None:
+                optimizer = replication.amplified(optimizer, point.strength)
+            else:
+                optimizer.inner_optimizer = replication.amplified(inner, point.strength)
+            model.compile(**case.compile() | {"optimizer": optimizer})
+            return model
+        with replication.strategy(point.replicas).scope():
+            model = case.make()
+        model.set_gradient_accumulation_options(point.steps, point.method)
+        # Two updates per execution, so that an epoch has a full and an incomplete one.
+        model.compile(**case.compile() | {"optimizer": optimizer}, steps_per_execution=2 * point.steps)
+        return model
+
+
+@functools.cache
+def plain(point: Point) -> Result:
+    """The same with plain Keras on one device, for the point with 1 replica and 1 step that has the same batches."""
+    x, y = CASES[point.model].data(point.rows)
+    return train(make(point, one_device=True), x, y, point.batch, point.feed)
+
+
+@pytest.mark.parametrize("point", grid())
+def test_equals_one_device(point: Point) -> None:
+    case = CASES[point.model]
+    actual = train(make(point, one_device=False), *case.data(point.rows), BATCH, point.feed)
+    expected = plain(point)
+    tolerance = max(case.tolerance, 1e-5)
+    assert actual.iterations == expected.iterations == 2 * (UPDATES + point.remainder)
+    replication.assert_same_history(actual.history, expected.history, tolerance)
+    replication.assert_close(actual.weights, expected.weights, tolerance)
+    if point.feed == "resident":
+        assert len(replication.programs(actual.model)) == 1
+
+
+def test_the_default_grid_has_every_pair() -> None:
+    default = [p.values[0] for p in grid() if not p.marks]
+    assert len(default) <= 80
+    for first, second in itertools.combinations(range(len(LEVELS)), 2):
+        found = {(p[first], p[second]) for p in default}
+        if (first, second) != (0, 1):
+            assert found == set(itertools.product(LEVELS[first], LEVELS[second]))
+
+
+def test_the_comparison_notices_a_wrong_strength() -> None:
+    point = Point("dense", "sgd", 2, 2, "sum", "resident", True)
+    actual = train(make(point, one_device=False), *zoo.table(point.rows), BATCH, point.feed)
+    with pytest.raises(AssertionError):
+        replication.assert_close(actual.weights, plain(point._replace(method="mean")).weights)
