@@ -49,6 +49,7 @@ check: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.replicas
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,69 +7,28 @@ Results go to benchmarks/results/NAME.json and NAME.md.
 import argparse
 import json
 import os
-import pathlib
 import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import dataclass
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-PEERS = ROOT / ".peers"
-PACKAGES = ["keras==3.15.1", "jax==0.10.2", "tensorflow-cpu==2.21.0", "torch==2.13.0"]
+from benchmarks.measure import ROOT, Entry, make_peers, run_rounds, write
+from benchmarks.models import CASES
+
 PER_EXECUTION = ("1", "100", "epoch")
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One row of the table."""
-
-    model: str
-    who: str  # openipu, scan, or a backend of plain Keras
-    per_execution: str = "epoch"
-    steps: int | None = None
-    epochs: int = 3
-
-    def command(self, python: dict[str, str], batch: int | None) -> tuple[list[str], dict[str, str]]:
-        """The worker's command line and environment."""
-        peer = self.who not in ("openipu", "scan")
-        words = [python["peers" if peer else "own"], "-m", "benchmarks.worker", "keras" if peer else self.who, self.model]
-        words += ["--steps-per-execution", self.per_execution, "--epochs", str(self.epochs)]
-        words += ["--steps", str(self.steps)] if self.steps else []
-        words += ["--batch", str(batch)] if batch else []
-        environment = os.environ | {"KERAS_BACKEND": self.who if peer else "jax", "TF_CPP_MIN_LOG_LEVEL": "3"}
-        return words, environment
-
-
-def entries(models: list[str], peers: list[str], steps: int | None) -> list[Entry]:
+def entries(models: list[str], peers: list[str], steps: int | None, batch: int | None) -> list[Entry]:
     """Everything to measure. A plain scan of convolutions is 50 times slower on a CPU, so it gets few steps there."""
     rows = []
     for model in models:
-        rows += [Entry(model, "openipu", n, steps) for n in PER_EXECUTION]
+        rows += [Entry(model, "openipu", n, steps, batch=batch) for n in PER_EXECUTION]
         few = 3 if model != "mlp" and not steps else steps
-        rows.append(Entry(model, "scan", steps=few, epochs=1 if few == 3 else 3))
-        rows += [Entry(model, peer, n, steps, 2) for peer in peers for n in PER_EXECUTION]
+        rows.append(Entry(model, "scan", steps=few, epochs=1 if few == 3 else 3, batch=batch))
+        rows += [Entry(model, peer, n, steps, 2, batch) for peer in peers for n in PER_EXECUTION]
     return rows
-
-
-def measure(entry: Entry, python: dict[str, str], batch: int | None) -> dict[str, object]:
-    """One process."""
-    words, environment = entry.command(python, batch)
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(words)} failed:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def make_peers() -> str:
-    """The environment of the peers, installed on first use."""
-    python = PEERS / "bin" / "python"
-    if not python.exists():
-        print("installing the peers into .peers (once) ...", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", str(PEERS)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", *PACKAGES], check=True)
-    return str(python)
 
 
 def peak() -> float:
@@ -101,8 +60,6 @@ FLOP = {
 
 def first_step(python: str) -> dict[str, float]:
     """Seconds from calling `fit` to the end of the first step of the CNN, with an empty and with a warm cache."""
-    import tempfile
-
     with tempfile.TemporaryDirectory() as cache:
         words = [python, "-m", "benchmarks.worker", "openipu", "cnn", "--steps-per-execution", "1", "--steps", "5"]
         environment = os.environ | {"OPENIPU_CACHE": cache}
@@ -115,16 +72,15 @@ def first_step(python: str) -> dict[str, float]:
 
 def table(results: dict[Entry, list[float]], facts: dict[str, object], batch: int | None) -> str:
     """Markdown: one row per entry, with ratios against the best peer and against the hand-written scan."""
-    from benchmarks.models import CASES
-
     lines = [f"Measured {facts['date']} on {facts['machine']}; command: `{facts['command']}`.", ""]
     for model in dict.fromkeys(entry.model for entry in results):
         mine = {e: statistics.median(v) for e, v in results.items() if e.model == model}
         peers = [t for e, t in mine.items() if e.who not in ("openipu", "scan")]
         scan = next((t for e, t in mine.items() if e.who == "scan"), None)
         size = batch or CASES[model].batch
-        lines += [f"### {model}, batch {size}", "", "| who | steps per execution | us per step (min - max) | best peer / this |"
-                  " plain scan / this | GFLOP/s |", "|---|---|---|---|---|---|"]  # fmt: skip
+        columns = ["who", "steps per execution", "us per step (min - max)", "best peer / this", "plain scan / this"]
+        columns.append("GFLOP/s")
+        lines += [f"### {model}, batch {size}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
         for entry, t in sorted(mine.items(), key=lambda pair: pair[1]):
             spread = f"{t:.0f} ({min(results[entry]):.0f} - {max(results[entry]):.0f})"
             ratios = [f"{min(peers) / t:.2f}" if peers else "", f"{scan / t:.2f}" if scan else ""]
@@ -149,14 +105,8 @@ def main() -> None:
     parser.add_argument("--name", default="cpu")
     options = parser.parse_args()
     python = {"own": sys.executable, "peers": sys.executable if options.own_peers else make_peers()}
-    todo = entries(options.models, options.peers, options.steps)
-    results: dict[Entry, list[float]] = {entry: [] for entry in todo}
-    for number in range(options.rounds):
-        for i, entry in enumerate(todo):
-            results[entry] += measure(entry, python, options.batch)["us_per_step"]
-            median = statistics.median(results[entry])
-            done = f"round {number + 1}/{options.rounds} {i + 1}/{len(todo)}"
-            print(f"{done:18s} {entry.model:6s} {entry.who:11s} {entry.per_execution:6s} {median:10.0f} us/step", flush=True)
+    todo = entries(options.models, options.peers, options.steps, options.batch)
+    results = run_rounds(todo, python, options.rounds)
     facts = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": options.machine,
@@ -164,13 +114,7 @@ def main() -> None:
         "matrix product peak, GFLOP/s": round(peak(), 1),
         "first step of cnn, seconds": {k: round(v, 2) for k, v in first_step(sys.executable).items()},
     }
-    folder = ROOT / "benchmarks" / "results"
-    folder.mkdir(exist_ok=True)
-    rows = [{**vars(e), "us_per_step": v} for e, v in results.items()]
-    (folder / f"{options.name}.json").write_text(json.dumps({**facts, "results": rows}, indent=1) + "\n")
-    text = table(results, facts, options.batch)
-    (folder / f"{options.name}.md").write_text(text)
-    print(text)
+    write(options.name, facts, results, table(results, facts, options.batch))
 
 
 if __name__ == "__main__":

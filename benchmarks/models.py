@@ -73,10 +73,12 @@ def keras_model(name: str) -> Any:
     )
 
 
-def compile_model(model: Any, case: Case, steps_per_execution: int) -> None:
+def compile_model(model: Any, case: Case, steps_per_execution: int, keras_accumulates: int = 1) -> None:
     """The same optimizer, loss and metrics for everyone."""
     import keras
 
-    optimizer = keras.optimizers.RMSprop(1e-4) if case.name == "cifar" else keras.optimizers.SGD()
+    # Keras' own way to accumulate gradients, for comparison.
+    extra = {"gradient_accumulation_steps": keras_accumulates} if keras_accumulates > 1 else {}
+    optimizer = keras.optimizers.RMSprop(1e-4, **extra) if case.name == "cifar" else keras.optimizers.SGD(**extra)
     loss = "sparse_categorical_crossentropy" if case.sparse else "categorical_crossentropy"
     model.compile(optimizer, loss, metrics=["accuracy"], steps_per_execution=steps_per_execution)

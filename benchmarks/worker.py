@@ -1,16 +1,20 @@
 """One measurement in one process: prints a line of JSON with microseconds per step for each epoch after the first.
 
-    python -m benchmarks.worker openipu cnn --steps-per-execution 100
+python -m benchmarks.worker openipu cnn --steps-per-execution 100
 """
 
 import argparse
 import json
 import os
 import time
+from typing import Any
 
 import numpy as np
 
-from benchmarks.models import CASES, compile_model, data, keras_model
+from benchmarks.models import CASES, Case, compile_model, data, keras_model
+
+Seconds = tuple[list[float], float]
+"""Seconds of each epoch but the first, and until the end of the first execution."""
 
 
 def main() -> None:
@@ -22,6 +26,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--batch", type=int)
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--ipus", type=int, default=1)
+    parser.add_argument("--accumulate", type=int, default=1)
     options = parser.parse_args()
     case = CASES[options.model]
     batch, steps = options.batch or case.batch, options.steps or case.steps
@@ -29,49 +35,66 @@ def main() -> None:
         seconds, first = by_hand(case, batch, steps, options.epochs)
     else:
         per_execution = steps if options.steps_per_execution == "epoch" else int(options.steps_per_execution)
-        seconds, first = with_fit(options.who, case, batch, steps, options.epochs, per_execution)
+        seconds, first = with_fit(options, case, batch, steps, per_execution)
     print(json.dumps({"us_per_step": [s / steps * 1e6 for s in seconds], "first_execution_s": first}))
 
 
-def with_fit(
-    who: str, case: object, batch: int, steps: int, epochs: int, per_execution: int
-) -> tuple[list[float], float]:
-    """Time `fit` epoch by epoch, in plain Keras (backend from KERAS_BACKEND) or under the strategy."""
-    if who == "openipu":
-        import openipu as ipu
-    import keras
+def with_fit(options: argparse.Namespace, case: Case, batch: int, steps: int, per_execution: int) -> Seconds:
+    """Time `fit` epoch by epoch, in plain Keras (backend from KERAS_BACKEND) or under the strategy.
 
-    if who == "openipu":
+    A step is one micro-batch of one replica, so an execution on R replicas takes 1/R of the steps.
+    """
+    if options.who == "openipu":
+        import openipu as ipu
+
+        config = ipu.config.IPUConfig()
+        config.auto_select_ipus = options.ipus
+        config.configure_ipu_system()
+
+    if options.who == "openipu":
         with ipu.ipu_strategy.IPUStrategy().scope():
             model = keras_model(case.name)
+        model.set_gradient_accumulation_options(options.accumulate)
+        compile_model(model, case, max(per_execution // options.ipus, options.accumulate))
     else:
         model = keras_model(case.name)
-    compile_model(model, case, per_execution)
+        compile_model(model, case, per_execution, options.accumulate)
     x, y = data(case, batch, steps)
 
+    clock = make_clock()
+    begin = time.perf_counter()
+    model.fit(x, y, batch_size=batch, epochs=options.epochs + 1, verbose=0, callbacks=[clock])
+    return clock.epochs[1:], clock.first - begin
+
+
+def make_clock() -> Any:
+    """A callback that keeps the seconds of each epoch and the moment at which the first execution was done."""
+    import keras
+
     class Clock(keras.callbacks.Callback):
-        epochs: list[float] = []
-        first = 0.0
         async_safe = True
 
-        def on_epoch_begin(self, epoch, logs=None):
+        def __init__(self) -> None:
+            super().__init__()
+            self.epochs: list[float] = []
+            self.first = 0.0
+
+        def on_epoch_begin(self, _epoch: int, _logs: Any = None) -> None:
             self.start = time.perf_counter()
 
-        def on_train_batch_end(self, batch, logs=None):
+        def on_train_batch_end(self, _batch: int, logs: Any = None) -> None:
             if not self.first:
                 float(logs["loss"])
-                Clock.first = time.perf_counter() - begin
+                self.first = time.perf_counter()
 
-        def on_epoch_end(self, epoch, logs=None):
+        def on_epoch_end(self, _epoch: int, logs: Any = None) -> None:
             float(logs["loss"])
             self.epochs.append(time.perf_counter() - self.start)
 
-    begin = time.perf_counter()
-    model.fit(x, y, batch_size=batch, epochs=epochs + 1, verbose=0, callbacks=[Clock()])
-    return Clock.epochs[1:], Clock.first
+    return Clock()
 
 
-def by_hand(case: object, batch: int, steps: int, epochs: int) -> tuple[list[float], float]:
+def by_hand(case: Case, batch: int, steps: int, epochs: int) -> Seconds:
     """Time the hand-written loop."""
     import jax
 

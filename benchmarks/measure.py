@@ -1,0 +1,85 @@
+"""One measurement: a worker process, in this environment or in that of the peers."""
+
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PEERS = ROOT / ".peers"
+PACKAGES = ["keras==3.15.1", "jax==0.10.2", "tensorflow-cpu==2.21.0", "torch==2.13.0"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of the table."""
+
+    model: str
+    who: str  # openipu, scan, or a backend of plain Keras
+    per_execution: str = "epoch"
+    steps: int | None = None
+    epochs: int = 3
+    batch: int | None = None
+    ipus: int = 1
+    accumulate: int = 1
+
+    def command(self, python: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+        """The worker's command line and environment."""
+        peer = self.who not in ("openipu", "scan")
+        words = [
+            python["peers" if peer else "own"],
+            "-m",
+            "benchmarks.worker",
+            "keras" if peer else self.who,
+            self.model,
+        ]
+        words += ["--steps-per-execution", self.per_execution, "--epochs", str(self.epochs)]
+        words += ["--steps", str(self.steps)] if self.steps else []
+        words += ["--batch", str(self.batch)] if self.batch else []
+        words += ["--ipus", str(self.ipus), "--accumulate", str(self.accumulate)]
+        environment = os.environ | {"KERAS_BACKEND": self.who if peer else "jax", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        return words, environment
+
+
+def measure(entry: Entry, python: dict[str, str]) -> dict[str, object]:
+    """One process."""
+    words, environment = entry.command(python)
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def make_peers() -> str:
+    """The environment of the peers, installed on first use."""
+    python = PEERS / "bin" / "python"
+    if not python.exists():
+        print("installing the peers into .peers (once) ...", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(PEERS)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", *PACKAGES], check=True)
+    return str(python)
+
+
+def write(name: str, facts: dict[str, object], results: "dict[Entry, list[float]]", text: str) -> None:
+    """Keep the numbers and the table."""
+    folder = ROOT / "benchmarks" / "results"
+    folder.mkdir(exist_ok=True)
+    rows = [{**vars(e), "us_per_step": v} for e, v in results.items()]
+    (folder / f"{name}.json").write_text(json.dumps({**facts, "results": rows}, indent=1) + "\n")
+    (folder / f"{name}.md").write_text(text)
+    print(text)
+
+
+def run_rounds(todo: list[Entry], python: dict[str, str], rounds: int) -> "dict[Entry, list[float]]":
+    """Measure everything `rounds` times, interleaved, so that a busy minute does not hit one entry only."""
+    results: dict[Entry, list[float]] = {entry: [] for entry in todo}
+    for number in range(rounds):
+        for i, entry in enumerate(todo):
+            results[entry] += measure(entry, python)["us_per_step"]
+            what = f"{entry.model} {entry.who} {entry.per_execution} ipus={entry.ipus} accumulate={entry.accumulate}"
+            median = statistics.median(results[entry])
+            print(f"round {number + 1}/{rounds} {i + 1}/{len(todo)} {what:50s} {median:10.0f} us/step", flush=True)
+    return results
