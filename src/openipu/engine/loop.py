@@ -122,16 +122,18 @@ class Loop:
         """The function to compile, on all replicas."""
         replicas = self._place.replicas
 
-        def equations() -> int:
-            def first(state: State, resident: Tree, body: Tree) -> Any:
-                return self._step.micro(self._spread.own_part(state), fetch(resident, row(row(body, 0), 0)))
+        axes = self._spread.axes(state)
 
-            return _equations(jax.make_jaxpr(first)(state, resident, slab.body).jaxpr)
+        def equations() -> int:
+            def first(state: State, resident: Tree, body: Tree) -> None:
+                self._step.micro(self._spread.own_part(state), fetch(resident, row(row(body, 0), 0)))
+
+            traced = jax.make_jaxpr(replicas.program(first, (axes, None, 1), None))
+            return _equations(traced(state, resident, slab.body).jaxpr)
 
         step = replace(self._step, micro=rewrite(self._step.micro, replicas.platform))
         layout = Layout(replicas, self._accumulation, pace(replicas.platform, equations))
         run = functools.partial(_on_replica, step, layout, self._spread)
-        axes = self._spread.axes(state)
         outputs = (1, None) if step.collect == "all" else None
         return replicas.program(run, (axes, None, 1, None, None), (outputs, axes))
 

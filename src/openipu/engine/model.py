@@ -343,7 +343,7 @@ def build_for_predict(model: Any, first_batch: Callable[[], Batch]) -> None:
     """Create the variables of a model that may never have been compiled."""
     if not _layers_built(model):
         x, _, _ = keras.utils.unpack_x_y_sample_weight(first_batch())
-        with keras.StatelessScope():
+        with keras.StatelessScope(), keras.SymbolicScope():
             model(x)
 
 

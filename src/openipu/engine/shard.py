@@ -55,8 +55,9 @@ class Shards:
 
     def scatter(self, gradients: list[Any]) -> list[Any]:
         """This replica's shares of the sum of all replicas' gradients."""
-        rows = jnp.concatenate([self._rows(g) for g in self._large(gradients)], axis=1)
-        mine = iter(self._cut(lax.psum_scatter(rows, AXIS, scatter_dimension=0)))
+        rows = [self._rows(g) for g in gradients if _is_large(g.shape)]
+        joined = jnp.concatenate(rows, axis=1) if rows else jnp.zeros((self.replicas.count, 0))
+        mine = iter(self._cut(lax.psum_scatter(joined, AXIS, scatter_dimension=0)))
         small = iter(lax.psum([g for g in gradients if not _is_large(g.shape)], AXIS))
         return [next(mine) if _is_large(g.shape) else next(small) for g in gradients]
 
@@ -72,8 +73,8 @@ class Shards:
 
     def gather(self, shares: list[Any]) -> list[Any]:
         """The whole arrays, from every replica's shares."""
-        flat = jnp.concatenate([s for s, shape in zip(shares, self.weights, strict=True) if _is_large(shape)])
-        rows = lax.all_gather(flat, AXIS)
+        large = [s for s, shape in zip(shares, self.weights, strict=True) if _is_large(shape)]
+        rows = lax.all_gather(jnp.concatenate(large) if large else jnp.zeros(0), AXIS)
         columns = iter(self._cut(rows, axis=1))
         whole = []
         for share, shape in zip(shares, self.weights, strict=True):
@@ -89,9 +90,6 @@ class Shards:
     def _cut(self, joined: Any, axis: int = 0) -> list[Any]:
         ends = np.cumsum([self.share(shape) for shape in self.weights if _is_large(shape)])
         return jnp.split(joined, ends[:-1].tolist(), axis=axis)
-
-    def _large(self, arrays: list[Any]) -> list[Any]:
-        return [a for a in arrays if _is_large(a.shape)]
 
 
 def _is_large(shape: Shape) -> bool:
