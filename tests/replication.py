@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -57,14 +58,16 @@ class Batches(keras.utils.PyDataset):
         self._rows = len(next(iter(keras.tree.flatten(x))))
 
     def __len__(self) -> int:
-        return -(-self._rows // self._batch)
+        return math.ceil(self._rows / self._batch)
 
     def __getitem__(self, index: int) -> Any:
         rows = slice(index * self._batch, (index + 1) * self._batch)
         return keras.tree.map_structure(lambda a: a[rows], self._data)
 
 
-def assert_close(actual: Sequence[Any], expected: Sequence[Any], tolerance: float = 1e-5, what: str = "weights") -> None:
+def assert_close(
+    actual: Sequence[Any], expected: Sequence[Any], tolerance: float = 1e-5, what: str = "weights"
+) -> None:
     """Equal up to `tolerance` times the largest number of each array, or a hundredth where all are smaller."""
     assert len(actual) == len(expected)
     for i, (a, b) in enumerate(zip(map(np.asarray, actual), map(np.asarray, expected), strict=True)):

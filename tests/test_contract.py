@@ -15,6 +15,7 @@ import openipu as ipu
 
 import keras
 import pytest
+
 import replication
 import zoo
 
@@ -29,7 +30,7 @@ OPTIMIZERS = {
     "momentum": lambda: optimizers.SGD(0.005, momentum=0.9, nesterov=True),
     "adam": lambda: optimizers.Adam(0.01),
     "adamw": lambda: optimizers.AdamW(0.01, weight_decay=0.02),
-    "rmsprop": lambda: optimizers.RMSprop(0.01, momentum=0.5, centered=True),
+    "rmsprop": lambda: optimizers.RMSprop(0.01, momentum=0.5),
     "adafactor": lambda: optimizers.Adafactor(0.02),
     "lion": lambda: optimizers.Lion(0.003),
     "lamb": lambda: optimizers.Lamb(0.01),
@@ -49,7 +50,7 @@ MODELS = (
 def encoder() -> keras.Model:
     """Embedding, mask, attention and layer normalisation, without dropout."""
     x = keras.layers.Embedding(20, 8, mask_zero=True)(inputs := keras.Input((6,), dtype="int32"))
-    x = keras.layers.LayerNormalization()(x + keras.layers.MultiHeadAttention(2, 4)(x, x))
+    x = keras.layers.LayerNormalization()(x + keras.layers.MultiHeadAttention(2, 4, use_bias=False)(x, x))
     return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling1D()(x)))
 
 
@@ -105,23 +106,20 @@ def cover(groups: list[tuple[int, ...]], points: list[Point]) -> Iterator[Point]
     seen = {(g, tuple(p[i] for i in g)) for p in points for g in groups}
     missing = {key: None for key in wanted if key not in seen}
     turn = itertools.count(len(points))
+
+    def reached(levels: dict[int, Any]) -> set[Any]:
+        return {(g, tuple(levels[i] for i in g)) for g in groups if levels.keys() >= set(g)}
+
     while missing:
         group, values = next(iter(missing))
         fixed: dict[int, Any] = dict(zip(group, values, strict=True))
         for factor in sorted(set(range(len(LEVELS))) - set(group), key=lambda i: -len(LEVELS[i])):
             shift = next(turn) % len(LEVELS[factor])
-            rotated = LEVELS[factor][shift:] + LEVELS[factor][:shift]
-
-            def gain(level: Any, factor: int = factor) -> int:
-                trial = fixed | {factor: level}
-                complete = [g for g in groups if factor in g and all(i in trial for i in g)]
-                return sum((g, tuple(trial[i] for i in g)) in missing for g in complete)
-
-            fixed[factor] = max(rotated, key=gain)
-        point = Point(*(fixed[i] for i in range(len(LEVELS))))
-        for g in groups:
-            missing.pop((g, tuple(point[i] for i in g)), None)
-        yield point
+            trials = [fixed | {factor: level} for level in LEVELS[factor][shift:] + LEVELS[factor][:shift]]
+            fixed = max(trials, key=lambda trial: len(reached(trial) & missing.keys()))
+        for key in reached(fixed):
+            missing.pop(key, None)
+        yield Point(*(fixed[i] for i in range(len(LEVELS))))
 
 
 def grid() -> list[Any]:

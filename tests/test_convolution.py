@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from openipu.engine.convolution import rewrite
+from openipu.engine.convolution import rewrite, rule
+from openipu.engine.convolution.geometry import Geometry
 
 import jax
 import jax.numpy as jnp
@@ -279,6 +281,27 @@ def test_winograd_is_as_exact_as_promised(
     assert_exact_enough(all_three, (jax.nn.relu(normal(0, shape)), kernel))
 
 
+def chunks(fn: Callable[..., Any], *args: Any) -> set[bool]:
+    """Whether the rule divides the convolutions of a program into parts."""
+    found = set()
+    for eqn in jax.make_jaxpr(fn)(*args).jaxpr.eqns:
+        if eqn.primitive.name == "conv_general_dilated":
+            choice = rule.plan_convolution(Geometry.of(eqn.params, *(v.aval.shape for v in eqn.invars), 4), "cpu")
+            found.add(choice is not None and choice.chunk > 0)
+    return found
+
+
+def test_patches_in_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rule.LIMITS, "cpu", replace(rule.CPU, patches=20_000, winograd=False))
+    programs = {
+        "conv": gradients_of(layers.Conv2D(16, 3), (12, 12, 8)),
+        "transpose": gradients_of(layers.Conv2DTranspose(8, 3, strides=2), (6, 6, 16)),
+    }
+    for fn, args in programs.values():
+        assert chunks(fn, *args) == {True}
+    assert_rewritten(programs, TOLERANCE["float32"])
+
+
 def test_result_type_is_the_preferred_one() -> None:
     x, w = normal(0, (2, 6, 6, 3), "bfloat16"), normal(1, (3, 3, 3, 4), "bfloat16")
     fn = lambda a, b: lax.conv_general_dilated(  # noqa: E731
@@ -412,8 +435,11 @@ def test_program_per_device_is_rewritten_under_its_mesh() -> None:
     mesh = jax.make_mesh((1,), ("replica",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def fn(x: jax.Array, w: jax.Array) -> jax.Array:
-        local = lambda x, w: lax.psum(conv(x, w), "replica")  # noqa: E731
-        return jax.shard_map(local, mesh=mesh, in_specs=(P(), P()), out_specs=P())(x, w)
+        def local(x: jax.Array, w: jax.Array) -> jax.Array:
+            loss = lambda w: max_pool(conv(x, w), (3, 3), (2, 2), "SAME").sum()  # noqa: E731
+            return lax.scan(lambda w, _: (w - 0.1 * lax.psum(jax.grad(loss)(w), "replica"), None), w, length=2)[0]
+
+        return jax.shard_map(local, mesh=mesh, in_specs=(P("replica"), P()), out_specs=P())(x, w)
 
     args = (normal(0, (2, 5, 5, 3)), normal(1, (3, 3, 3, 3)))
     assert not primitives(rewrite(fn, "cpu"), *args) & SLOW

@@ -85,16 +85,18 @@ def run_execution(
     replicas, accumulation = layout.replicas, layout.accumulation
     size = accumulation.steps
     me = replicas.index()
+    begin = state
 
     def micro(carry: _Carry, index: Any, batch: Tree, add: Add, active: Any = None) -> _Carry:
         """One micro-batch. A replica that is not `active` computes it in vain."""
-        new, gradients, result = step.micro(carry.state, fetch(resident, batch))
+        some = active is not None and replicas.count > 1
+        new, gradients, result = step.micro(carry.state, fetch(resident, batch), *[active] * some)
         new = _as_before(new, carry.state)
         total = add(carry.total, gradients) if step.update else ()
-        if active is not None and replicas.count > 1:
-            new = _only_if(active, new, carry.state)
+        if some:
+            new = _only_if(active, replicas, new, carry.state)
             total = jax.tree.map(lambda a, b: jnp.where(active, a, b), total, carry.total)
-        return _Carry(new, total, _keep(step, carry.kept, index, result))
+        return _Carry(new, total, _keep(step, carry.kept, index, result, active if some else True))
 
     def full(position: Any) -> Add:
         return lambda total, gradients: accumulation.add(total, gradients, position)
@@ -138,7 +140,7 @@ def run_execution(
         def from_body(i: Any, carry: _Carry) -> _Carry:
             return micro(carry, first + i, row(body, first + i), share(rows), (i < left) | (me < counts.extra))
 
-        carry = start(*pair)
+        carry = start(_agree(replicas, pair[0], begin), pair[1])
         if size > 1 or replicas.count > 1:
             carry = lax.fori_loop(0, left + more, from_body, carry)
         if tail is not None and step.collect != "all":
@@ -150,7 +152,7 @@ def run_execution(
     if size > 1 or replicas.count > 1 or (tail is not None and step.collect != "all"):
         state, kept = _if(samples > 0, rest, (state, kept))
     if step.collect != "all":
-        return _results(step, replicas, state, kept), _agree(replicas, state)
+        return _results(step, replicas, state, kept), _agree(replicas, state, begin)
     outputs = _room(step, state, resident, tail, 1) if tail is not None else None
     if tail is not None:
 
@@ -159,7 +161,7 @@ def run_execution(
             return carry.state, carry.kept
 
         state, outputs = _if(counts.has_tail, predict_tail, (state, outputs))
-    return (jax.tree.map(lambda a: a[:, None], kept), row(outputs, 0)), _agree(replicas, state)
+    return (jax.tree.map(lambda a: a[:, None], kept), row(outputs, 0)), _agree(replicas, state, begin)
 
 
 def row(body: Tree, index: Any) -> Tree:
@@ -208,22 +210,25 @@ def _room(step: Step, state: State, resident: Tree, batch: Tree, rows: int) -> T
     if step.collect == "none":
         return ()
     _, _, result = jax.eval_shape(lambda s, r, b: step.micro(s, fetch(r, b)), state, resident, batch)
-    return zeros(result, rows if step.collect == "all" else None)
+    return zeros(result, rows) if step.collect == "all" else (zeros(result), jnp.zeros((), bool))
 
 
-def _keep(step: Step, kept: Tree, index: Any, result: Tree) -> Tree:
+def _keep(step: Step, kept: Tree, index: Any, result: Tree, active: Any) -> Tree:
+    """Results so far. The last ones go with a word on whether this replica was active, so that they mean something."""
     if step.collect == "none":
         return ()
     if step.collect == "last":
-        return _as_before(result, kept)
+        return _as_before((result, active), kept)
     return jax.tree.map(lambda rows, new: lax.dynamic_update_index_in_dim(rows, new, index, 0), kept, result)
 
 
 def _results(step: Step, replicas: Replicas, state: State, kept: Tree) -> Tree:
-    """The logs over all replicas."""
-    if step.finish is not None:
-        return step.finish(state)
-    return replicas.mean(kept)
+    """The logs over all replicas: true values of what metrics count, means over the last step of everything else."""
+    known = step.finish(state) if step.finish is not None else {}
+    if step.collect == "none":
+        return known
+    logs = replicas.mean_of_active(*kept) if replicas.count > 1 else kept[0]
+    return {name: known.get(name, value) for name, value in logs.items()}
 
 
 def _as_before(new: Tree, old: Tree) -> Tree:
@@ -231,25 +236,39 @@ def _as_before(new: Tree, old: Tree) -> Tree:
     return jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), new, old)
 
 
-def _only_if(active: Any, new: State, old: State) -> State:
-    """The new state if `active`; random seeds go on everywhere, so that they stay equal on all replicas."""
+def _only_if(active: Any, replicas: Replicas, new: State, old: State) -> State:
+    """The new state if `active`.
+
+    Random seeds go on everywhere, so that they stay equal on all replicas. Moving statistics, equal before, become
+    those that the active replicas agree on.
+    """
 
     def choose(a: Any, b: Any) -> Any:
         return jnp.where(active, a, b)
 
+    def agree(a: Any, b: Any) -> Any:
+        return b + replicas.mean_of_active(a - b, active) if _is_float(a) else a
+
     return State(
         jax.tree.map(choose, new.trainable, old.trainable),
-        [choose(a, b) if _is_float(a) else a for a, b in zip(new.non_trainable, old.non_trainable, strict=True)],
+        [agree(a, b) for a, b in zip(new.non_trainable, old.non_trainable, strict=True)],
         jax.tree.map(choose, new.optimizer, old.optimizer),
         jax.tree.map(choose, new.metrics, old.metrics),
     )
 
 
-def _agree(replicas: Replicas, state: State) -> State:
-    """Moving statistics averaged over replicas. They are linear in what they see, so once per execution is enough."""
+def _agree(replicas: Replicas, state: State, begin: State) -> State:
+    """Moving statistics averaged over replicas. They are linear in what they see, so once per execution is enough.
+
+    Changes are averaged, not values, so that what did not change stays the same to the bit.
+    """
     if replicas.count == 1:
         return state
-    return state._replace(non_trainable=[replicas.mean(a) if _is_float(a) else a for a in state.non_trainable])
+
+    def mean(a: Any, b: Any) -> Any:
+        return b + replicas.mean(a - b) if _is_float(a) else a
+
+    return state._replace(non_trainable=list(map(mean, state.non_trainable, begin.non_trainable)))
 
 
 def _is_float(array: Any) -> bool:

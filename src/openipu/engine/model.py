@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import math
+import operator
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -78,6 +79,7 @@ class Held:
     def __init__(self, model: Any, mode: Mode, spread: Spread) -> None:
         self._model, self._mode, self._spread = model, mode, spread
         self._state: State | None = None
+        self._counted: tuple[list[Any], list[Any]] = [], []
 
     def run(self, execute: Callable[..., tuple[Any, State]], *args: Any) -> Any:
         """`execute(state, *args)` on the current state; keeps the state it returns, or the old one when it raises."""
@@ -92,17 +94,23 @@ class Held:
         """Give the state back to the model's variables."""
         if self._state is None:
             return
-        state = self._spread.gather(self._state)
-        for owners, values in zip(variables(self._model, self._mode), state, strict=True):
-            for v, value in zip(owners, values, strict=True):
+        owners, spread = variables(self._model, self._mode), self._state
+        for part, values in zip(owners, self._spread.gather(spread), strict=True):
+            for v, value in zip(part, values, strict=True):
                 v.assign(value)
+        self._counted = [v.value for v in owners.metrics], spread.metrics
         self._state = None
 
     def _take(self) -> State:
         """The current state, detached from the model."""
         if self._state is None:
             owners = variables(self._model, self._mode)
-            self._state = self._spread.spread(State(*([v.value for v in part] for part in owners)))
+            values = State(*([v.value for v in part] for part in owners))
+            self._state = self._spread.spread(values)
+            joined, counted = self._counted
+            if joined and all(map(operator.is_, values.metrics, joined)):
+                # Nobody changed the metrics in between, so each replica goes on with its own.
+                self._state = self._state._replace(metrics=counted)
             for part in owners:
                 for v in part:
                     v._value = None
@@ -130,8 +138,8 @@ def make_step(model: Any, mode: Mode, place: Place, options: Options, spread: Sp
         step = Step(micro, _make_update(model, spread, twin, options.average_replicas), "none", logs)
     else:
         step = Step(functools.partial(_test_micro, model), None, "none", logs)
-    if step.finish and _overrides(model, "compute_metrics"):
-        step = replace(step, collect="last", finish=None)
+    if step.collect == "none" and _overrides(model, "compute_metrics"):
+        step = replace(step, collect="last", finish=logs if replicas.count > 1 else None)
     if replicas.count == 1:
         return step
     return replace(step, micro=functools.partial(_on_one_of, replicas, place.batch_norm_group, step.micro))
@@ -255,10 +263,12 @@ def metric_results(model: Any, state: State) -> Logs:
 # --- one replica of several ------------------------------------------------------------------------------------------
 
 
-def _on_one_of(replicas: Replicas, group: int, micro: Callable[..., Any], state: State, batch: Batch) -> Any:
+def _on_one_of(
+    replicas: Replicas, group: int, micro: Callable[..., Any], state: State, batch: Batch, active: Any = True
+) -> Any:
     """`micro` as one of several replicas: random numbers by position in the global batch, statistics by group."""
     rows = jax.tree.leaves(batch)[0].shape[0]
-    with _random_by_position(replicas, rows), _shared_statistics(replicas, group):
+    with _random_by_position(replicas, rows), _shared_statistics(replicas, group, active):
         return micro(state, batch)
 
 
@@ -305,8 +315,11 @@ def _draw(function: Callable[..., Any], replicas: Replicas, rows: int, key: Any,
 
 
 @contextlib.contextmanager
-def _shared_statistics(replicas: Replicas, group: int) -> Iterator[None]:
-    """BatchNormalization takes mean and variance over the micro-batches of `group` consecutive replicas."""
+def _shared_statistics(replicas: Replicas, group: int, active: Any) -> Iterator[None]:
+    """BatchNormalization takes mean and variance over the micro-batches of `group` consecutive replicas.
+
+    Replicas that are not `active` have no micro-batch: they give nothing to the statistics nor to their gradients.
+    """
     if group == 1:
         yield
         return
@@ -315,8 +328,12 @@ def _shared_statistics(replicas: Replicas, group: int) -> Iterator[None]:
 
     def moments(layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
         mean, variance = original(layer, inputs, mask)
-        shared = replicas.mean(mean, group)
-        return shared, replicas.mean(variance + jnp.square(mean - shared), group)
+        shared = over_group(mean)
+        return shared, over_group(variance + jnp.square(mean - shared))
+
+    def over_group(values: Any) -> Any:
+        shared = replicas.mean_of_active(values, active, group)
+        return jnp.where(active, shared, lax.stop_gradient(shared))
 
     cls._moments = moments
     try:
@@ -392,6 +409,11 @@ def callback_list(model: Any, callbacks: Any, **settings: Any) -> Any:
         return callbacks
     verbose = settings["verbose"]
     return keras.callbacks.CallbackList(callbacks, add_progbar=verbose != 0, model=model, **settings)
+
+
+def decays(optimizer: Any, weight: Any) -> bool:
+    """Whether an optimizer with weight decay applies it to `weight`."""
+    return bool(optimizer._use_weight_decay(weight))
 
 
 def finalize(model: Any) -> None:

@@ -76,11 +76,24 @@ class Replicas:
         """The sum over all replicas."""
         return tree if self.count == 1 else lax.psum(tree, AXIS)
 
-    def mean(self, tree: Tree, group: int | None = None) -> Tree:
-        """The mean over all replicas, or over groups of that many consecutive ones."""
+    def mean(self, tree: Tree) -> Tree:
+        """The mean over all replicas."""
+        return tree if self.count == 1 else lax.pmean(tree, AXIS)
+
+    def mean_of_active(self, tree: Tree, active: Any, group: int | None = None) -> Tree:
+        """The mean over those replicas that are `active`: of all, or of each group of that many consecutive ones."""
         if self.count == 1:
             return tree
-        return lax.pmean(tree, AXIS, axis_index_groups=None if group is None else consecutive(self.count, group))
+        groups = None if group is None else consecutive(self.count, group)
+
+        def total(a: Any) -> Any:
+            return lax.psum(a, AXIS, axis_index_groups=groups)
+
+        if active is True:
+            return jax.tree.map(lambda a: total(a) / (group or self.count), tree)
+        # Where nobody is active nobody uses the mean, but it has to be a number.
+        number = jnp.maximum(total(jnp.asarray(active, jnp.float32)), 1)
+        return jax.tree.map(lambda a: total(jnp.where(active, a, jnp.zeros_like(a))) / number, tree)
 
     def gather(self, tree: Tree) -> Tree:
         """The values of all replicas, stacked in front."""

@@ -50,7 +50,7 @@ class StepFunction:
         if mode == "train":
             accumulation = options.accumulation
             if options.shard_optimizer and replicas.count > 1:
-                shards, twin = make_shards(model.optimizer, model.trainable_variables, replicas)
+                shards, twin = make_shards(model.optimizer, model.trainable_variables, replicas, keras_model.decays)
                 self.spread = replace(self.spread, shards=shards)
             self.spread = replace(self.spread, offloaded=offload.is_offloaded(options, replicas))
         step = keras_model.make_step(model, mode, place, options, self.spread, twin)

@@ -7,6 +7,7 @@ weights are gathered (one all-gather). That needs an optimizer whose update trea
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,15 +97,22 @@ def _is_large(shape: Shape) -> bool:
     return math.prod(shape) > 1
 
 
-def make_shards(optimizer: Any, weights: list[Any], replicas: Replicas) -> tuple[Shards, Any]:
-    """How the state of a built `optimizer` is divided, and its twin that updates shares."""
+def make_shards(
+    optimizer: Any, weights: list[Any], replicas: Replicas, decays: Callable[[Any, Any], bool]
+) -> tuple[Shards, Any]:
+    """How the state of a built `optimizer` is divided, and its twin that updates shares.
+
+    `decays(optimizer, weight)` says which weights decay: users exclude some, and no configuration tells.
+    """
     optimizer = unwrapped(optimizer)
     check_elementwise(optimizer)
     shapes = tuple(tuple(w.shape) for w in weights)
     shards = Shards(replicas, shapes, ())
     twin = _twin(optimizer)
     sizes = [(shards.share(s),) if _is_large(s) else s for s in shapes]
-    twin.build([keras.Variable(np.zeros(s, w.dtype), name=w.name) for s, w in zip(sizes, weights, strict=True)])
+    shares = [keras.Variable(np.zeros(s, w.dtype), name=w.name) for s, w in zip(sizes, weights, strict=True)]
+    twin.exclude_from_weight_decay([s for s, w in zip(shares, weights, strict=True) if not decays(optimizer, w)])
+    twin.build(shares)
     pairs = zip(optimizer.variables, twin.variables, strict=True)
     slots = tuple(None if v.shape == t.shape else tuple(v.shape) for v, t in pairs)
     return Shards(replicas, shapes, slots), twin

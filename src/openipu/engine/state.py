@@ -24,13 +24,14 @@ class State(NamedTuple):
 class Step:
     """One micro-batch as a pure function, the update after one or more of them, and what an execution gives back.
 
-    `micro` gives the new state, the gradients and the results; `update` applies gradients that were accumulated over
+    `micro` gives the new state, the gradients and the results, and may be told whether its replica is active in this
+    step (has a micro-batch); `update` applies gradients that were accumulated over
     micro-batches (None where there is nothing to apply, or where a user's own `train_step` does it itself).
     `collect` says which results matter: "none" (they are computed from the final state by `finish`), "last" (those of
     the last micro-batch), or "all" (one per row of data, as in predict).
     """
 
-    micro: Callable[[State, Batch], tuple[State, list[Any], Any]]
+    micro: Callable[..., tuple[State, list[Any], Any]]
     update: Callable[[State, list[Any]], State] | None
     collect: Literal["none", "last", "all"]
     finish: Callable[[State], Any] | None = None

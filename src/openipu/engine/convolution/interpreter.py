@@ -156,5 +156,6 @@ def _context(eqn: JaxprEqn) -> ExitStack:
     stack = ExitStack()
     names = source_info_util.current_name_stack() + eqn.source_info.name_stack
     stack.enter_context(source_info_util.user_context(eqn.source_info.traceback, name_stack=names))
-    stack.enter_context(eqn.ctx.manager)
+    if hasattr(eqn, "ctx"):
+        stack.enter_context(eqn.ctx.manager)
     return stack

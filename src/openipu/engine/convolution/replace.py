@@ -11,8 +11,9 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import AxisType
 
-from . import lowerings, pooling, winograd
+from . import patches, pooling, winograd
 from .arrays import settled
+from .elementwise import elementwise
 from .geometry import Geometry
 from .pooling import Windows
 from .rule import LIMITS, plan_convolution, plan_pooling
@@ -66,14 +67,17 @@ def _convolution(eqn: JaxprEqn, platform: str) -> Lowering | None:
     precision = eqn.params.get("precision")
     wall = settled if choice.wall else lambda x: x
 
-    def convolution(a: jax.Array, b: jax.Array) -> jax.Array:
+    def convolution(a: jax.Array, b: jax.Array, geo: Geometry) -> jax.Array:
         if choice.kind == "elementwise":
-            return lowerings.elementwise(a, b, geo, dtype)
+            return elementwise(a, b, geo, dtype)
         if choice.kind in _WINOGRAD:
             return _WINOGRAD[choice.kind](a.astype(dtype), b.astype(dtype), geo, dtype, precision, choice.tile)
         return _PATCHES[choice.kind](a, b, geo, dtype, precision, choice.chunk)
 
-    return lambda a, b: [wall(convolution(a, b).astype(result))]
+    def whole(a: jax.Array, b: jax.Array) -> jax.Array:
+        return patches.by_group(a, b, geo, convolution) if choice.by_group else convolution(a, b, geo)
+
+    return lambda a, b: [wall(whole(a, b).astype(result))]
 
 
 def _windows(eqn: JaxprEqn, platform: str, operand: int = 0) -> Windows | None:
@@ -134,10 +138,10 @@ _WINOGRAD = {
     "winograd_weights": winograd.weights,
 }
 _PATCHES = {
-    "gather": lowerings.gather,
-    "gather_narrow": lowerings.gather_narrow,
-    "gather_right": lowerings.gather_right,
-    "scatter": lowerings.scatter,
+    "gather": patches.gather,
+    "gather_narrow": patches.gather_narrow,
+    "gather_right": patches.gather_right,
+    "scatter": patches.scatter,
 }
 _MAKERS: dict[str, Callable[[JaxprEqn, str], Lowering | None]] = {
     "conv_general_dilated": _convolution,

@@ -36,6 +36,8 @@ class Choice:
     """Kernel or output positions laid out at once; 0: all."""
     tile: int = 0
     """Side of a Winograd tile."""
+    by_group: bool = False
+    """Whether groups are done one after the other, each as a convolution of its own."""
     wall: bool = False
     """Whether the result is computed before anything reads it [Note: a wall XLA:CPU respects]."""
 
@@ -52,15 +54,25 @@ class Limits:
     """Multiply-adds of one convolution up to which it is replaced; None: any number."""
     forward_pooling: bool
     """Whether pooling itself is replaced, not only its gradient."""
+    groups: int
+    """Groups up to which a grouped convolution becomes so many plain ones; more become one batch of matrix products."""
     winograd: bool
     """Whether small kernels may take the Winograd form; needs matrix products in full float32."""
     walls: bool
     """Whether the compiler has to be kept from repeating work for every reader."""
 
 
-CPU = Limits(positions=256, patches=64 << 20, multiplications=None, forward_pooling=True, winograd=True, walls=True)
+CPU = Limits(
+    positions=256, patches=64 << 20, multiplications=None, forward_pooling=True, groups=8, winograd=True, walls=True
+)
 GPU = Limits(
-    positions=64, patches=64 << 20, multiplications=1 << 28, forward_pooling=False, winograd=False, walls=False
+    positions=64,
+    patches=64 << 20,
+    multiplications=1 << 28,
+    forward_pooling=False,
+    groups=1,
+    winograd=False,
+    walls=False,
 )
 LIMITS = {"cpu": CPU, "gpu": GPU, "cuda": GPU, "rocm": GPU}
 
@@ -95,8 +107,13 @@ def plan_convolution(geo: Geometry, platform: str) -> Choice | None:
         return None
     if limits.multiplications is not None and geo.multiplications > limits.multiplications:
         return None
+    by_group = 1 < geo.groups <= limits.groups and not _single_channel(geo)
+    if by_group:
+        geo = replace(geo, groups=1, group_axis="c")
     choice = (plan_winograd(geo) if limits.winograd else None) or _plan_slices(geo, limits)
-    return replace(choice, wall=limits.walls and _repeats(choice, geo)) if choice else None
+    if choice is None:
+        return None
+    return replace(choice, by_group=by_group, wall=limits.walls and _repeats(choice, geo))
 
 
 def _plan_slices(geo: Geometry, limits: Limits) -> Choice | None:
