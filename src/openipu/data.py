@@ -1,7 +1,7 @@
 """Three ways to bring arrays to whole batches: `trim` drops the rest, `repeat` loops for ever, `pad` adds zeros.
 
-OpenIPU's own `fit`, `evaluate` and `predict` take data of any length: a last partial batch is padded and masked for
-you. These functions are for code that was written for static shapes, and for data that is looped.
+OpenIPU's own `fit`, `evaluate` and `predict` take data of any length, and lose no sample of it. These functions
+are for code that was written for static shapes, and for data that is looped.
 """
 
 import functools

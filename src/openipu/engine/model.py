@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import math
 import operator
 import threading
@@ -42,6 +43,8 @@ from .replicate import Replicas
 from .shard import Shards
 from .spread import Spread
 from .state import Batch, Logs, Mode, State, Step, parts_of, state_of
+
+log = logging.getLogger("openipu")
 
 __all__ = [
     "ArrayDataAdapter",
@@ -380,6 +383,14 @@ def refuse_eager(model: Any) -> None:
             f"Model {model.name!r} is to run eagerly (`run_eagerly=True`), but under `IPUStrategy` all steps are "
             "compiled into one program. Compile it without `run_eagerly`, or make it outside the strategy's scope to "
             "debug it step by step."
+        )
+
+
+def mention_jit(model: Any) -> None:
+    """Say that `jit_compile=False` has no effect."""
+    if model.compiled and model.jit_compile is False:
+        log.warning(
+            "%s: jit_compile=False has no effect, because steps are always compiled under a strategy", model.name
         )
 
 

@@ -77,7 +77,8 @@ class Session:
     @property
     def effective_options(self) -> Options:
         """The model's options together with what its optimizer asks for."""
-        return self.options.with_optimizer(describe(self.model.optimizer)) if self.model.optimizer else self.options
+        optimizer = getattr(self.model, "optimizer", None)
+        return self.options if optimizer is None else self.options.with_optimizer(describe(optimizer))
 
     def set_options(self, options: Options) -> None:
         """Change the options; what was compiled under others is dropped when it is next asked for."""
@@ -95,6 +96,7 @@ class Session:
         current = getattr(self.model, name, None)
         options = self.effective_options
         if force or not isinstance(current, StepFunction) or (current.place, current.options) != (place, options):
+            keras_model.mention_jit(self.model)
             current = StepFunction(self.model, mode, place, options)
             setattr(self.model, name, current)
         return current
@@ -214,6 +216,7 @@ def fit(
     callbacks.on_train_begin()
     try:
         for epoch in range(keras_model.start_epoch(model, initial_epoch), epochs):
+            model.reset_metrics()
             callbacks.on_epoch_begin(epoch)
             epoch_logs = _run_metrics(session, "train", feed, callbacks, lambda: model.stop_training)
             if validation_data is not None and keras_model.should_evaluate(model, epoch, validation_freq):
@@ -270,6 +273,7 @@ def _evaluate(session: Session, feed: Feed, callbacks: Any) -> Logs:
     keras_model.build(model, feed.source.first_batch)
     model.stop_evaluating = False
     callbacks.on_test_begin()
+    model.reset_metrics()
     logs = keras_model.pythonify_logs(_run_metrics(session, "test", feed, callbacks, lambda: model.stop_evaluating))
     callbacks.on_test_end(logs)
     return dict(logs)
@@ -277,7 +281,6 @@ def _evaluate(session: Session, feed: Feed, callbacks: Any) -> Logs:
 
 def _run_metrics(session: Session, mode: Mode, feed: Feed, callbacks: Any, stopped: Callable[[], bool]) -> Logs:
     """One epoch of training or evaluation; its logs."""
-    session.model.reset_metrics()
     logs: Logs | None = None
     for latest in session.epoch(mode, feed, callbacks):
         logs = latest
