@@ -2,7 +2,7 @@
 
     taskset -c 0 python benchmarks/micro_convolution.py [--platform cpu] [--batch 16] [--match 3x3]
 
-Prints milliseconds per step, the least of several repeats; on a CPU it is processor time, which other programs disturb less.
+Prints milliseconds per step, the least of several repeats; on a CPU processor time, which other programs disturb less.
 """
 
 from __future__ import annotations

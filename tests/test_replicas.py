@@ -6,21 +6,23 @@ from collections.abc import Iterator
 from typing import Any
 
 import openipu as ipu
+from openipu.engine.model import State, variables
+from openipu.engine.plan import make_feed
 
 import keras
 import numpy as np
 import pytest
+from keras import layers
+
 import replication
 import zoo
-from keras import layers
 
 pytestmark = zoo.KERAS_WARNINGS
 
 
 @pytest.fixture(autouse=True)
-def _systems() -> Iterator[None]:
+def _systems() -> None:
     replication.configure_all()
-    yield
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -88,23 +90,24 @@ def test_runs_are_repeatable_to_the_bit(feed: str) -> None:
 
 
 def test_all_replicas_hold_the_same_weights_to_the_bit() -> None:
-    seen = []
-
-    class Look(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            del batch, logs
-            state = self.model._ipu_session._held[-1]._state
-            seen.extend([np.asarray(s.data) for s in a.addressable_shards] for a in [*state[0], *state[1], *state[2]])
-
-    model = made(zoo.batchnorm_dropout, 4, optimizer="adam", loss="sparse_categorical_crossentropy")
-    model.fit(*zoo.table(43), batch_size=4, verbose=0, callbacks=[Look()])
-    assert len(seen) >= 3 * len(model.weights)
-    for copies in seen:
+    x, y = zoo.numbers(43)
+    model = made(zoo.batchnorm_dropout, 4, optimizer="adam", steps_per_execution=3)
+    model.fit(x, y, batch_size=4, verbose=0)
+    function = model.train_function
+    state = function.spread.spread(State(*([v.value for v in part] for part in variables(model, "train"))))
+    feed = make_feed(function.place, 3, x, y, batch_size=4)
+    for slab in feed.epoch():
+        _, state = function.loop.execute(state, feed.source.resident, slab)
+    arrays = [*state.trainable, *state.non_trainable, *state.optimizer]
+    assert len(arrays) > 30
+    for array in arrays:
+        copies = [np.asarray(shard.data) for shard in array.addressable_shards]
         assert len(copies) == 4
         for other in copies[1:]:
             np.testing.assert_array_equal(copies[0], other)
 
 
+CLASSES = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 RANDOM = {
     "dropout and noise": (
         lambda: keras.Sequential([
@@ -112,19 +115,21 @@ RANDOM = {
             layers.GaussianDropout(0.2), layers.AlphaDropout(0.2), layers.Dense(1),
         ]),
         zoo.numbers,
+        "mse",
     ),
-    "spatial dropout and augmentation": (zoo.augmented, zoo.pictures),
-    "recurrent": (zoo.lstm, zoo.sequences),
-    "attention": (zoo.attention, zoo.tokens),
+    "spatial dropout and augmentation": (zoo.augmented, zoo.pictures, CLASSES),
+    "recurrent": (zoo.lstm, zoo.sequences, "mse"),
+    "attention": (zoo.attention, zoo.tokens, CLASSES),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RANDOM)
 @pytest.mark.parametrize(("replicas", "steps"), [(4, 1), (2, 2)])
 def test_random_layers_do_not_depend_on_the_number_of_replicas(name: str, replicas: int, steps: int) -> None:
-    make, samples = RANDOM[name]
+    make, samples, loss = RANDOM[name]
     x, y = samples(48)
-    settings = {"loss": "mse", "steps_per_execution": steps, "options": {"gradient_accumulation_steps_per_replica": steps}}
+    options = {"gradient_accumulation_steps_per_replica": steps}
+    settings = {"loss": loss, "steps_per_execution": steps, "options": options}
     one, many = (made(make, r, **settings) for r in (1, replicas))
     before = weights(many)
     for model, batch in ((one, 2 * replicas), (many, 2)):
@@ -140,7 +145,7 @@ def test_replicas_draw_different_random_numbers() -> None:
         return keras.Sequential([keras.Input((64,)), layers.Dropout(0.5), layers.Dense(1, use_bias=False)])
 
     x, y = np.ones((2, 64), "float32"), np.ones((2, 1), "float32")
-    model = made(make, 2, optimizer=keras.optimizers.SGD(1.0), loss=lambda y_true, y_pred: -y_pred)
+    model = made(make, 2, optimizer=keras.optimizers.SGD(1.0), loss=lambda _, y_pred: -y_pred)
     before = model.get_weights()[0]
     model.fit(x, y, batch_size=1, verbose=0)
     change = (model.get_weights()[0] - before).round(3)
@@ -214,9 +219,17 @@ METRICS = ("accuracy", "auc", "precision", "recall")
 
 def more_metrics() -> list[Any]:
     m = keras.metrics
-    return [*METRICS, m.RootMeanSquaredError(), m.F1Score(threshold=0.5), m.R2Score(), m.MeanIoU(2), m.BinaryIoU()]
+    return [
+        *METRICS,
+        m.RootMeanSquaredError(),
+        m.F1Score(threshold=0.5),
+        m.R2Score(),
+        m.MeanIoU(2, name="iou"),
+        m.BinaryIoU(name="both"),
+    ]
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64:UserWarning")  # Keras' IoU asks for it
 @pytest.mark.parametrize("batch", [2, 5])
 def test_metrics_are_true_over_all_samples(batch: int) -> None:
     x, y = data(37)
@@ -233,7 +246,7 @@ def test_metric_reduction_methods(looks: bool) -> None:
     x, y = data(24)
     parts = [made(dense, 1, metrics=["mae"]).evaluate(x[r::2], y[r::2], verbose=0) for r in range(2)]
     values = {}
-    look = keras.callbacks.LambdaCallback(on_test_batch_end=lambda batch, logs: model.jax_state_sync())
+    look = keras.callbacks.LambdaCallback(on_test_batch_end=lambda _, logs: model.jax_state_sync())  # noqa: ARG005
     mean = ipu.keras.ReplicatedMetricReductionMethod.MEAN
     for name, method in {"list": "list", "SUM": "SUM", "MEAN": mean, "none": "none"}.items():
         model = made(dense, 2, metrics=["mae"])

@@ -29,15 +29,15 @@ Add = Callable[[Tree, Tree], Tree]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How the loop is laid out.
+    """How the loop over updates is laid out.
 
     A GPU runs a loop of known length without the host, but asks the host before each turn of a loop of unknown length,
-    20 microseconds each on an H200. So there an execution is a loop of unknown length around loops of `chunk` turns.
-    `unroll` turns in a row take the loop's own kernels off small steps (an MLP's fell from 31 to 26 microseconds) but
-    multiply compile time.
+    20 microseconds each on an H200. `known` gives a full execution a loop of its own, of known length; only a short
+    last one runs in the other. `unroll` turns in a row take the loop's own kernels off small steps (an MLP's fell from 31 to
+    26 microseconds) but multiply compile time.
     """
 
-    chunk: int = 1
+    known: bool = False
     unroll: int = 1
 
 
@@ -49,7 +49,7 @@ def pace(platform: str, equations: Callable[[], int]) -> Pace:
     """The measured rule for `platform`; `equations` counts those of the step and is only asked where it matters."""
     if platform != "gpu":
         return Pace()
-    return Pace(64, 4 if equations() <= SMALL_STEP else 1)
+    return Pace(True, 4 if equations() <= SMALL_STEP else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,10 @@ class Layout:
 
 
 class Counts(NamedTuple):
-    """The part of an execution that may differ from launch to launch: how much of the slab is there."""
+    """The part of an execution that may differ from launch to launch: how much of the slab is there.
+
+    It travels as one array, because each array sent costs a GPU's launch some microseconds.
+    """
 
     steps: Any
     """Steps for which every replica has a micro-batch."""
@@ -70,6 +73,15 @@ class Counts(NamedTuple):
     """Replicas that have one micro-batch more."""
     has_tail: Any
     """Whether the next replica after those has the tail."""
+
+    def pack(self) -> np.ndarray:
+        """As one array."""
+        return np.array(self, np.int32)
+
+    @classmethod
+    def unpack(cls, packed: Any) -> Counts:
+        """The inverse of `pack`, inside the program."""
+        return cls(packed[0], packed[1], packed[2] > 0)
 
 
 class _Carry(NamedTuple):
@@ -122,8 +134,7 @@ def run_execution(
     width = jax.tree.leaves(body)[0].shape[0]
     kept = _room(step, state, resident, row(body, 0), width)
     updates = counts.steps // size if size > 1 else counts.steps
-    fast = layout.pace if width // size >= layout.pace.chunk else Pace()
-    state, kept = _repeat(one_update, (state, kept), updates, fast)
+    state, kept = _repeat(one_update, (state, kept), updates, width // size, layout.pace)
 
     left = counts.steps - updates * size if size > 1 else 0
     more = (counts.extra > 0).astype(np.int32) if replicas.count > 1 else 0
@@ -188,17 +199,18 @@ def zeros(shapes: Tree, rows: int | None = None) -> Tree:
     return jax.tree.map(lambda s: jnp.zeros((*front, *s.shape), s.dtype), shapes)
 
 
-def _repeat(body: Callable[[Any, Tree], Tree], carry: Tree, count: Any, pace: Pace) -> Tree:
-    """`body(index, carry)` for each index below `count`, in chunks of known length and then one by one."""
-    chunk = pace.chunk
-    if chunk == 1:
+def _repeat(body: Callable[[Any, Tree], Tree], carry: Tree, count: Any, most: int, pace: Pace) -> Tree:
+    """`body(index, carry)` for each index below `count`, which is `most` in all but the last execution."""
+
+    def any_number(carry: Tree) -> Tree:
         return lax.fori_loop(0, count, body, carry)
 
-    def whole(number: Any, carry: Tree) -> Tree:
-        return lax.fori_loop(0, chunk, lambda i, c: body(number * chunk + i, c), carry, unroll=pace.unroll)
+    def full(carry: Tree) -> Tree:
+        return lax.fori_loop(0, most, body, carry, unroll=min(pace.unroll, most))
 
-    carry = lax.fori_loop(0, count // chunk, whole, carry)
-    return lax.fori_loop(count // chunk * chunk, count, body, carry)
+    if not pace.known or most == 0:
+        return any_number(carry)
+    return lax.cond(count == most, full, any_number, carry)
 
 
 def _if(condition: Any, run: Callable[[Tree], Tree], carry: Tree) -> Tree:

@@ -79,7 +79,7 @@ class Loop:
         [result], state = self.execute(state, None, _single(batch, self._place.replicas))
         return result, state
 
-    def _counts(self, slab: Slab) -> Counts:
+    def _counts(self, slab: Slab) -> np.ndarray:
         replicas = self._place.replicas.count
         steps, extra = divmod(slab.count, replicas)
         if self._step.needs_all and replicas > 1 and (extra or slab.has_tail):
@@ -87,7 +87,7 @@ class Loop:
                 f"The model's own `train_step` updates the weights on every replica, but {slab.steps} batches are left "
                 f"for {replicas} replicas, or the last one is smaller. Give a multiple of {replicas} equal batches."
             )
-        return Counts(np.int32(steps), np.int32(extra), np.bool_(slab.has_tail))
+        return Counts(steps, extra, slab.has_tail).pack()
 
     def _parts(self, fixed: Tree, slab: Slab) -> list[Slab]:
         """The slab as launches of programs that are there already, as far as that is possible.
@@ -146,11 +146,11 @@ class Loop:
 
 
 def _on_replica(
-    step: Step, layout: Layout, spread: Spread, state: State, resident: Tree, body: Tree, counts: Counts, tail: Tree
+    step: Step, layout: Layout, spread: Spread, state: State, resident: Tree, body: Tree, counts: Any, tail: Tree
 ) -> tuple[Any, State]:
     """An execution on one replica: its own parts of what is split have an axis of length one for the replica."""
     mine = jax.tree.map(lambda a: a[:, 0], body)
-    value, new = run_execution(step, layout, spread.own_part(state), resident, mine, counts, tail)
+    value, new = run_execution(step, layout, spread.own_part(state), resident, mine, Counts.unpack(counts), tail)
     return value, spread.rejoin(new)
 
 

@@ -122,8 +122,9 @@ def check_elementwise(optimizer: Any) -> None:
     """Refuse an optimizer whose update of one element depends on others, found out by trying it on a small weight."""
     start = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
     gradient = np.float32(1e3) * np.sin(np.arange(24, dtype=np.float32)).reshape(4, 6)
-    whole = _try(optimizer, [start], [gradient])[0].reshape(-1)
-    halves = np.concatenate(_try(optimizer, [*start.reshape(2, 12)], [*gradient.reshape(2, 12)]))
+    whole = _try(optimizer, start, gradient).reshape(-1)
+    pairs = zip(start.reshape(2, 12), gradient.reshape(2, 12), strict=True)
+    halves = np.concatenate([_try(optimizer, half, of_half) for half, of_half in pairs])
     if not np.allclose(whole, halves, rtol=1e-6, atol=1e-7):
         raise ValueError(
             f"The state of {type(optimizer).__name__} cannot be divided over replicas: with its settings, the update "
@@ -132,13 +133,14 @@ def check_elementwise(optimizer: Any) -> None:
         )
 
 
-def _try(optimizer: Any, weights: list[np.ndarray], gradients: list[np.ndarray]) -> list[np.ndarray]:
+def _try(optimizer: Any, weight: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+    """The weight after two updates by an optimizer that knows nothing else."""
     twin = _twin(optimizer)
-    owned = [keras.Variable(w) for w in weights]
-    twin.build(owned)
+    owned = keras.Variable(weight)
+    twin.build([owned])
     for _ in range(2):
-        twin.apply([jnp.asarray(g) for g in gradients], owned)
-    return [np.asarray(v.value) for v in owned]
+        twin.apply([jnp.asarray(gradient)], [owned])
+    return np.asarray(owned.value)
 
 
 def _twin(optimizer: Any) -> Any:

@@ -97,8 +97,8 @@ class ModelExtension:
             dataclasses.replace(
                 old,
                 accumulation=Accumulation(steps, method, dtype),
-                shard_optimizer=bool(extra.get("replicated_optimizer_state_sharding", False)),
-                offload_optimizer=extra.get("offload_weight_update_variables"),
+                shard_optimizer=_yes_or_no(extra, "replicated_optimizer_state_sharding", False),
+                offload_optimizer=_yes_or_no(extra, "offload_weight_update_variables", None),
             )
         )
 
@@ -126,6 +126,13 @@ def _steps(value: Any, old: int) -> int:
             f"`gradient_accumulation_steps_per_replica` is {value!r}, but it counts micro-batches: give a whole number "
             "of 1 or more."
         )
+    return value
+
+
+def _yes_or_no(options: dict[str, Any], name: str, default: Any) -> Any:
+    value = options.get(name, default)
+    if value is not default and not isinstance(value, bool):
+        raise ValueError(f"`{name}` is {value!r}, but it switches something on or off: give True or False.")
     return value
 
 

@@ -1,8 +1,8 @@
 """Which windowed equations are replaced, by what, on which platform.
 
 `plan_convolution(geometry, platform)` and `plan_pooling(windows, platform, primitive)` are pure: sizes in, decision
-out. `None` and False keep the original. The numbers below were measured with `benchmarks/micro_convolution.py` (CPU:
-one core of an AMD EPYC 9004, float32; GPU: H200).
+out. `None` and False keep the original. The CPU's numbers were measured with `benchmarks/micro_convolution.py` and its
+like, float32 on one core of an AMD EPYC 9004. The GPU's come from one trial, the tutorial CNN on an H200.
 """
 
 from __future__ import annotations

@@ -1,0 +1,164 @@
+"""Every rule about replicas and accumulation, broken once: the error says the numbers and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openipu as ipu
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import replication
+import zoo
+
+pytestmark = zoo.KERAS_WARNINGS
+
+
+@pytest.fixture(autouse=True)
+def _systems() -> None:
+    replication.configure_all()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _reset() -> Iterator[None]:
+    yield
+    ipu.config.reset_ipu_configuration()
+
+
+def dense() -> keras.Model:
+    return keras.Sequential([keras.Input((6,)), layers.Dense(1)])
+
+
+def made(replicas: int = 2, make: Any = dense, strategy: Any = None) -> Any:
+    keras.utils.set_random_seed(5)
+    with (strategy or replication.strategy(replicas)).scope():
+        return make()
+
+
+@pytest.mark.parametrize(("steps", "better"), [(1, 4), (6, 8)])
+def test_an_execution_is_a_whole_number_of_updates(steps: int, better: int) -> None:
+    model = made()
+    model.set_gradient_accumulation_options(4)
+    model.compile("sgd", "mse", steps_per_execution=steps)
+    with pytest.raises(RuntimeError, match=f"is {steps}, which is not a multiple of the 4 .*for example {better}"):
+        model.fit(*zoo.numbers(32), batch_size=4, verbose=0)
+    assert model.evaluate(*zoo.numbers(32), verbose=0) > 0, "evaluation does not accumulate"
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.0, True, "2", np.int64(2), [2]])
+def test_the_number_of_micro_batches_is_a_positive_int(value: Any) -> None:
+    model = made()
+    with pytest.raises(ValueError, match=r"`gradient_accumulation_steps_per_replica` is .* whole number of 1 or more"):
+        model.set_gradient_accumulation_options(value)
+    assert model._ipu_session.options.accumulation.steps == 1
+
+
+@pytest.mark.parametrize("value", ["average", "", None, 1])
+def test_the_reduction_is_one_of_three(value: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"not a way to reduce accumulated gradients\. Give one of SUM, MEAN, RUNNING_ME"
+    ):
+        made().set_gradient_accumulation_options(2, value)
+
+
+@pytest.mark.parametrize("value", ["median", None, 1])
+def test_the_metric_reduction_is_one_of_four(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"metrics of replicas\. Give one of NONE, LIST, SUM, MEAN"):
+        made().set_replication_options(value)
+
+
+@pytest.mark.parametrize("key", ["opt", "num_mini_batches", "experimental_normalize_gradients"])
+def test_what_the_model_sets_itself_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match=f"`{key}` is set by the model itself"):
+        made().set_gradient_accumulation_options(2, **{key: 1})
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Unknown options \['offload_weights', 'sharding'\]\. Those known are dtype"):
+        made().set_gradient_accumulation_options(2, sharding=True, offload_weights=True)
+
+
+@pytest.mark.parametrize("key", ["replicated_optimizer_state_sharding", "offload_weight_update_variables"])
+@pytest.mark.parametrize("value", ["yes", 1, 0.0])
+def test_switches_are_booleans(key: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"`{key}` is {value!r}, .* give True or False"):
+        made().set_gradient_accumulation_options(2, **{key: value})
+
+
+def test_the_type_to_accumulate_in_exists() -> None:
+    with pytest.raises(ValueError, match="float33"):
+        made().set_gradient_accumulation_options(2, dtype="float33")
+
+
+def test_an_own_train_step_cannot_accumulate() -> None:
+    model = made(make=zoo.own_step)
+    model.set_gradient_accumulation_options(2)
+    model.compile("sgd", "mse", steps_per_execution=2)
+    with pytest.raises(RuntimeError, match=r"has its own `train_step`.*2 micro-batches.*Remove `train_step`, or accum"):
+        model.fit(*zoo.numbers(16), batch_size=4, verbose=0)
+
+
+@pytest.mark.parametrize("rows", [12, 14])
+def test_an_own_train_step_needs_a_micro_batch_for_every_replica(rows: int) -> None:
+    model = made(make=zoo.own_step)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"own `train_step`.*Give a multiple of 2 equal batches"):
+        model.fit(*zoo.numbers(rows), batch_size=4, verbose=0)
+
+
+def test_groups_of_batch_statistics_divide_the_replicas() -> None:
+    replication.configure(4, batch_norm_group=3)
+    model = made(strategy=ipu.ipu_strategy.IPUStrategy())
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="replica_group_size is 3, which does not divide the 4 replicas"):
+        model.fit(*zoo.numbers(16), verbose=0)
+
+
+def test_an_error_leaves_the_model_usable() -> None:
+    model = made(4)
+    model.set_gradient_accumulation_options(2)
+    model.compile("sgd", "mse", steps_per_execution=3)
+    with pytest.raises(RuntimeError):
+        model.fit(*zoo.numbers(32), batch_size=2, verbose=0)
+    model.compile("sgd", "mse", steps_per_execution=4)
+    model.fit(*zoo.numbers(32), batch_size=2, verbose=0)
+    assert int(model.optimizer.iterations.numpy()) == 2
+
+
+# --- what is allowed, though it was not everywhere -------------------------------------------------------------------
+
+
+class Unused(layers.Layer):
+    def build(self, shape: Any) -> None:
+        del shape
+        self.scale = self.add_weight(shape=(3,), initializer="ones", name="scale")
+
+    def call(self, inputs: Any) -> Any:
+        return inputs
+
+
+def test_a_weight_without_gradient_stays_as_it_is() -> None:
+    """JAX gives a zero gradient, as plain Keras does on this backend."""
+    model = made(make=lambda: keras.Sequential([keras.Input((6,)), Unused(), layers.Dense(1)]))
+    model.set_gradient_accumulation_options(2)
+    model.compile("adam", "mse", steps_per_execution=2)
+    model.fit(*zoo.numbers(32), batch_size=4, verbose=0)
+    np.testing.assert_array_equal(model.layers[0].scale.numpy(), np.ones(3))
+
+
+def test_an_optimizer_with_an_own_apply_sees_reduced_gradients() -> None:
+    class Signs(keras.optimizers.SGD):
+        def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+            return super().apply([keras.ops.sign(g) for g in grads], trainable_variables)
+
+    x, y = zoo.numbers(32)
+    models = [made(1), made(4)]
+    models[1].set_gradient_accumulation_options(2)
+    for model, batch, steps in ((models[0], 16, 1), (models[1], 2, 2)):
+        model.compile(Signs(0.01), "mse", steps_per_execution=steps)
+        model.fit(x, y, batch_size=batch, verbose=0, shuffle=False)
+    replication.assert_close(models[1].get_weights(), models[0].get_weights())
