@@ -150,6 +150,16 @@ def test_optimizers_that_cannot_be_divided_are_refused(name: str) -> None:
     assert re.search("Use `replicated_optimizer_state_sharding=False`, or", str(caught.value))
 
 
+def test_an_optimizer_without_configuration_is_refused() -> None:
+    class Own(optimizers.SGD):
+        def __init__(self, factor: float) -> None:
+            super().__init__(0.01 * factor, momentum=0.9)
+
+    model = made(Own(2.0), 2, sharded=True)
+    with pytest.raises(ValueError, match=r"The state of Own .*configuration.*unexpected keyword.*complete `get_config`"):
+        model.fit(*zoo.table(16), batch_size=2, verbose=0)
+
+
 def test_on_one_replica_nothing_is_divided_nor_refused() -> None:
     model = made(optimizers.Lamb(0.01), 1, sharded=True)
     model.fit(*zoo.table(16), batch_size=2, verbose=0)

@@ -27,7 +27,7 @@ def parse_arguments():
 
 
 def prepare_data(args):
-    """Images from 0 to 1 with an axis for the (single) channel; labels as one-hot rows; whole batches for every replica only."""
+    """Images from 0 to 1 with an axis for the (single) channel; labels as one-hot rows; whole steps only."""
     mnist = ipu.datasets.mnist(args.samples, args.test_samples)
 
     def prepare(images, labels):

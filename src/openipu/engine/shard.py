@@ -149,4 +149,11 @@ def _twin(optimizer: Any) -> Any:
             "The state of LossScaleOptimizer cannot be divided over replicas: whether a step is skipped depends on all "
             "gradients. Use `replicated_optimizer_state_sharding=False`, or the policy mixed_bfloat16."
         )
-    return type(optimizer).from_config(optimizer.get_config())
+    try:
+        return type(optimizer).from_config(optimizer.get_config())
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"The state of {type(optimizer).__name__} cannot be divided over replicas: a second one cannot be made "
+            f"from its configuration ({error}). Give it, or its learning-rate schedule, a complete `get_config`, or use "
+            "`replicated_optimizer_state_sharding=False`."
+        ) from error
