@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from openipu import config, data, datasets, gradient_accumulation, ipu_strategy, keras, ops, optimizers
+    from openipu import config, data, datasets, gradient_accumulation, ipu_strategy, keras, ops, optimizers, schedules
     from openipu.ops import all_to_all_op, cross_replica_ops, reduce_scatter_op, replication_ops, within_replica_ops
 
 __version__ = "0.1.0"
@@ -31,6 +31,7 @@ __all__ = [
     "optimizers",
     "reduce_scatter_op",
     "replication_ops",
+    "schedules",
     "within_replica_ops",
 ]
 _IN_OPS = {"all_to_all_op", "cross_replica_ops", "reduce_scatter_op", "replication_ops", "within_replica_ops"}

@@ -1,5 +1,6 @@
 """The `openipu` command. Keras and JAX are loaded inside the commands, so that `--help` answers at once."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -47,3 +48,30 @@ def show_info() -> None:
     from openipu.cli.info import run
 
     run()
+
+
+@app.command("schedule")
+def show_schedule(
+    name: Annotated[
+        str, typer.Argument(metavar="SCHEDULE", help="Grouped, Interleaved, Sequential, GPipe or OneFOneB.")
+    ] = "Grouped",
+    stages: Annotated[int, typer.Option(metavar="N", help="Stages of the pipeline.")] = 2,
+    micro_batches: Annotated[int, typer.Option(metavar="N", help="Micro-batches of one update.")] = 8,
+    devices: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Device of each stage: 0,1,1,0.", show_default="one per stage")
+    ] = None,
+    inference: Annotated[bool, typer.Option("--inference", help="Forwards only.")] = False,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Draw a picture.")] = None,
+) -> None:
+    """Show who does what when in a pipeline: the table of a schedule, its bubble and its memory."""
+    from openipu.cli.schedule import Options, run
+
+    from rich.console import Console
+    from rich.markup import escape
+
+    try:
+        run(Options(name, stages, micro_batches, devices, not inference, svg))
+    except (ValueError, NotImplementedError, OSError) as error:
+        # Lists in square brackets are part of the message.
+        Console(stderr=True).print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from error

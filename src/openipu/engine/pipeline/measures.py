@@ -1,0 +1,95 @@
+"""What a schedule costs, read off its table: time, bubble, and micro-batches held in memory.
+
+Devices go from tick to tick together, so a tick takes as long as its busiest device. What the others wait is the
+bubble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .actions import Action, Kind, Table
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """How long one forward and one backward of any stage take, in any unit."""
+
+    forward: float = 1.0
+    backward: float = 2.0
+
+    def of(self, action: Action) -> float:
+        """The time of one action."""
+        return self.forward if action.kind is Kind.FORWARD else self.backward
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """The numbers by which schedules are compared."""
+
+    ticks: int
+    time: float
+    bubble: float
+    """Share of all devices' time in which they are idle."""
+    live: tuple[int, ...]
+    """Per stage, the most micro-batches that are between their forward and their backward."""
+    stash: tuple[int, ...]
+    """Per stage, how many of them are older than the newest one, which needs no copy to survive."""
+
+
+def measure(table: Table, costs: Costs | None = None) -> Measures:
+    """All numbers of one table."""
+    costs = costs or Costs()
+    return Measures(table.ticks, total_time(table, costs), bubble(table, costs), live(table), stash(table))
+
+
+def durations(table: Table, costs: Costs | None = None) -> list[float]:
+    """How long each tick takes: what its busiest device needs."""
+    costs = costs or Costs()
+    return [max(sum(map(costs.of, cell)) for cell in column) for column in table.columns()]
+
+
+def total_time(table: Table, costs: Costs | None = None) -> float:
+    """How long the table takes."""
+    return sum(durations(table, costs))
+
+
+def bubble(table: Table, costs: Costs | None = None) -> float:
+    """Share of all devices' time in which they are idle, between 0 and 1."""
+    costs = costs or Costs()
+    available = total_time(table, costs) * len(table.cells)
+    work = sum(costs.of(action) for _, _, action in table.actions())
+    return 1 - work / available if available else 0.0
+
+
+def live(table: Table) -> tuple[int, ...]:
+    """Per stage, the most micro-batches that are between their forward and their backward; 0 without training."""
+    most = [0] * table.stages
+    for action, held in _held(table):
+        most[action.stage] = max(most[action.stage], held[action.stage])
+    return tuple(most)
+
+
+def stash(table: Table) -> tuple[int, ...]:
+    """Per stage, the most older micro-batches that it holds while it runs a forward: the depth of its queue."""
+    return tuple(max(0, most - 1) for most in live(table))
+
+
+def live_on_devices(table: Table) -> tuple[int, ...]:
+    """Per device, the most micro-batches that its stages hold together at one time."""
+    most = [0] * len(table.cells)
+    for action, held in _held(table):
+        device = table.devices[action.stage]
+        together = sum(count for count, at in zip(held, table.devices, strict=True) if at == device)
+        most[device] = max(most[device], together)
+    return tuple(most)
+
+
+def _held(table: Table) -> Iterator[tuple[Action, list[int]]]:
+    """Each action in the order of time, with the micro-batches that each stage holds when it is done."""
+    held = [0] * table.stages
+    if table.training:
+        for _, _, action in table.actions():
+            held[action.stage] += 1 if action.kind is Kind.FORWARD else -1
+            yield action, held

@@ -1,0 +1,172 @@
+"""A table drawn as SVG: one row per device, time to the right, idle time left empty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from html import escape
+from itertools import accumulate, pairwise
+from typing import Final
+
+from .actions import Action, Kind, Table
+from .measures import Costs, bubble, durations, live_on_devices
+
+_SHADES: Final = 8
+"""Micro-batches with a colour of their own, after which the colours repeat."""
+_LEFT, _RIGHT, _TOP, _ROW, _GAP, _BOTTOM = 84, 88, 56, 30, 6, 66
+_WIDEST: Final = 30.0
+_DIGIT: Final = 6.6
+"""Width of a digit of a label."""
+_STRIDES: Final = tuple(step * 10**power for power in range(9) for step in (1, 2, 5))
+"""Numbers of ticks that can be between two labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Where things are."""
+
+    edges: tuple[float, ...]
+    """The time at which each tick starts, and the end."""
+    unit: float
+    """Pixels of one unit of time."""
+    rows: int
+
+    @property
+    def right(self) -> float:
+        return self.x(self.edges[-1])
+
+    @property
+    def bottom(self) -> int:
+        return self.y(self.rows) - _GAP
+
+    def x(self, time: float) -> float:
+        return _LEFT + time * self.unit
+
+    def y(self, device: int) -> int:
+        return _TOP + device * (_ROW + _GAP)
+
+
+def svg(table: Table, title: str = "", costs: Costs | None = None, width: int = 1100) -> str:
+    """The text of an SVG file about `width` pixels wide, in which every action is as long as its cost."""
+    costs = costs or Costs()
+    edges = tuple(accumulate(durations(table, costs), initial=0.0))
+    least = min(costs.forward, costs.backward)
+    unit = min(_WIDEST / least, max(3 / least, (width - _LEFT - _RIGHT) / max(edges[-1], least)))
+    scale = _Scale(edges, unit, len(table.cells))
+    parts = [*_heading(table, title, costs), *_axis(scale), *_rows(table, scale, costs), *_legend(table, scale)]
+    wide, high = round(max(scale.right, _LEFT + 400) + _RIGHT), scale.bottom + _BOTTOM
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}">',
+            f"<style>{_style()}</style>",
+            '<rect width="100%" height="100%" fill="#fff"/>',
+            *parts,
+            "</svg>\n",
+        ]
+    )
+
+
+def _style() -> str:
+    rules = [
+        "text{font:11px system-ui,sans-serif;fill:#333;text-anchor:middle}",
+        ".t{font-size:15px;font-weight:600;fill:#111}.s{fill:#666}.l{text-anchor:start}.d{font-weight:600}",
+        ".n text{fill:#111}.g{stroke:#d8d8de;stroke-width:1}.i{fill:#f1f1f4}.o rect{stroke:#111;stroke-width:1.6}",
+    ]
+    for shade in range(_SHADES):
+        rules += [f".{kind.value}{shade}{{fill:{_colour(kind, shade)}}}" for kind in Kind]
+    return "".join(rules)
+
+
+def _colour(kind: Kind, shade: int) -> str:
+    """Blues for forwards and oranges for backwards, so that neighbours differ and kinds can't be mistaken."""
+    along = shade / (_SHADES - 1)
+    if kind is Kind.FORWARD:
+        return f"hsl({198 + 30 * along:.0f} {60 + 18 * along:.0f}% {86 - 19 * along:.0f}%)"
+    return f"hsl({46 - 28 * along:.0f} 90% {82 - 16 * along:.0f}%)"
+
+
+def _heading(table: Table, title: str, costs: Costs) -> Iterator[str]:
+    what = (
+        f"{table.stages} stages, {table.micro_batches} micro-batches, {table.ticks} ticks, "
+        f"bubble {100 * bubble(table, costs):.1f} %"
+    )
+    pace = f" (a forward takes {costs.forward:g}, a backward {costs.backward:g})" if table.training else ", no training"
+    yield f'<text class="t l" x="12" y="22">{escape(title or "Schedule")}</text>'
+    yield f'<text class="s l" x="12" y="40">{what}{pace}</text>'
+
+
+def _axis(scale: _Scale) -> Iterator[str]:
+    for edge in dict.fromkeys(scale.edges):
+        x = scale.x(edge)
+        yield f'<path class="g" d="M{x:.1f} {_TOP - 4}V{scale.bottom + 4}"/>'
+    y = scale.bottom + 17
+    middles = {
+        tick: scale.x((start + stop) / 2) for tick, (start, stop) in enumerate(pairwise(scale.edges)) if stop > start
+    }
+    stride = next(stride for stride in _STRIDES if _fits([tick for tick in middles if tick % stride == 0], middles))
+    for tick, middle in middles.items():
+        if tick % stride == 0:
+            yield f'<text class="s" x="{middle:.1f}" y="{y}">{tick}</text>'
+    yield f'<text class="s l" x="12" y="{y}">tick</text>'
+
+
+def _fits(ticks: list[int], middles: Mapping[int, float]) -> bool:
+    """Whether the numbers of these ticks can stand next to each other."""
+    return all(middles[b] - middles[a] > _DIGIT * (len(str(b)) + 1) for a, b in pairwise(ticks))
+
+
+def _rows(table: Table, scale: _Scale, costs: Costs) -> Iterator[str]:
+    held = live_on_devices(table)
+    for device, row in enumerate(table.cells):
+        y = scale.y(device)
+        stages = [stage for stage, at in enumerate(table.devices) if at == device]
+        names = "stage" + ("s " if len(stages) > 1 else " ") + ", ".join(map(str, stages)) if stages else "no stage"
+        yield f'<text class="l d" x="12" y="{y + 13}">device {device}</text>'
+        yield f'<text class="l s" x="12" y="{y + 26}">{names}</text>'
+        yield f'<rect class="i" x="{_LEFT}" y="{y}" width="{scale.right - _LEFT:.1f}" height="{_ROW}"/>'
+        yield from _actions(table, scale, costs, device)
+        work = sum(costs.of(action) for cell in row for action in cell)
+        right = f'class="l s" x="{scale.right + 8:.1f}"'
+        yield f'<text {right} y="{y + 13}">busy {100 * work / (scale.edges[-1] or 1):.0f} %</text>'
+        if table.training:
+            yield f'<text {right} y="{y + 26}">holds {held[device]}</text>'
+
+
+def _actions(table: Table, scale: _Scale, costs: Costs, device: int) -> Iterator[str]:
+    shared = table.devices.count(device) > 1
+    for tick, cell in enumerate(table.cells[device]):
+        start = scale.edges[tick]
+        for action in cell:
+            yield _action(action, tick, scale, start, costs.of(action), scale.y(device), shared)
+            start += costs.of(action)
+
+
+def _action(action: Action, tick: int, scale: _Scale, start: float, cost: float, y: int, shared: bool) -> str:
+    x, width = scale.x(start) + 0.5, cost * scale.unit - 1
+    label, stage = str(action.micro_batch), f"{action.kind.value}{action.stage}"
+    follow = " o" if action.micro_batch == 0 else ""
+    parts = [
+        f'<g class="n{follow}"><title>{action}, tick {tick}</title>',
+        f'<rect class="{action.kind.value}{action.micro_batch % _SHADES}" x="{x:.1f}" y="{y}" width="{width:.1f}" '
+        f'height="{_ROW}" rx="2"/>',
+    ]
+    lines = [stage, label] if shared else [label]
+    if width >= _DIGIT * max(map(len, lines)) + 1:
+        first = y + 19 - (6 if shared else 0)
+        parts += [f'<text x="{x + width / 2:.1f}" y="{first + 12 * i}">{line}</text>' for i, line in enumerate(lines)]
+    return "".join([*parts, "</g>"])
+
+
+def _legend(table: Table, scale: _Scale) -> Iterator[str]:
+    x, y = float(_LEFT), scale.bottom + 38
+    names = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
+    for kind in Kind if table.training else [Kind.FORWARD]:
+        for shade in range(min(_SHADES, table.micro_batches)):
+            yield f'<rect class="{kind.value}{shade}" x="{x:.0f}" y="{y}" width="9" height="12"/>'
+            x += 9
+        yield f'<text class="l" x="{x + 6:.0f}" y="{y + 10}">{names[kind]}</text>'
+        x += 82
+    yield f'<rect class="i" x="{x:.0f}" y="{y}" width="18" height="12"/>'
+    yield f'<text class="l" x="{x + 24:.0f}" y="{y + 10}">idle</text>'
+    yield f'<g class="o"><rect fill="#fff" x="{x + 66:.0f}" y="{y}" width="18" height="12" rx="2"/></g>'
+    yield f'<text class="l" x="{x + 90:.0f}" y="{y + 10}">micro-batch 0</text>'

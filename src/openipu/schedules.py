@@ -1,0 +1,80 @@
+"""Schedules of pipelined training as values: print one, measure one, draw one, write your own.
+
+>>> from openipu.schedules import Grouped
+>>> print(Grouped().table(stages=2, micro_batches=4))
+tick      0     1     2          3          4          5     6
+device 0  F0:0  F0:1  F0:2       B0:0,F0:3  B0:1       B0:2  B0:3
+device 1  -     F1:0  B1:0,F1:1  B1:1,F1:2  B1:2,F1:3  B1:3  -
+
+`Schedule` shows how to write one. From a terminal: `python -m openipu.schedules Grouped --stages 4 --micro-batches 16`.
+"""
+
+from openipu.engine.pipeline.actions import (
+    Action,
+    Kind,
+    ScheduleError,
+    Table,
+    backward,
+    forward,
+    journey,
+    render,
+    validate,
+)
+from openipu.engine.pipeline.measures import (
+    Costs,
+    Measures,
+    bubble,
+    live,
+    live_on_devices,
+    measure,
+    stash,
+    total_time,
+)
+from openipu.engine.pipeline.picture import svg
+from openipu.engine.pipeline.schedules import (
+    GPipe,
+    Grouped,
+    Interleaved,
+    OneFOneB,
+    Schedule,
+    Sequential,
+    by_name,
+    check,
+)
+
+__all__ = [
+    "Action",
+    "Costs",
+    "GPipe",
+    "Grouped",
+    "Interleaved",
+    "Kind",
+    "Measures",
+    "OneFOneB",
+    "Schedule",
+    "ScheduleError",
+    "Sequential",
+    "Table",
+    "backward",
+    "bubble",
+    "by_name",
+    "check",
+    "forward",
+    "journey",
+    "live",
+    "live_on_devices",
+    "measure",
+    "render",
+    "stash",
+    "svg",
+    "total_time",
+    "validate",
+]
+
+
+if __name__ == "__main__":
+    import sys
+
+    from openipu.cli import app
+
+    app(["schedule", *sys.argv[1:]], prog_name="openipu")
