@@ -156,7 +156,7 @@ def test_an_optimizer_without_configuration_is_refused() -> None:
             super().__init__(0.01 * factor, momentum=0.9)
 
     model = made(Own(2.0), 2, sharded=True)
-    with pytest.raises(ValueError, match=r"The state of Own .*configuration.*unexpected keyword.*complete `get_config`"):
+    with pytest.raises(ValueError, match=r"state of Own .*configuration.*unexpected keyword.*complete `get_config`"):
         model.fit(*zoo.table(16), batch_size=2, verbose=0)
 
 

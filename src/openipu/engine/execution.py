@@ -33,8 +33,8 @@ class Pace:
 
     A GPU runs a loop of known length without the host, but asks the host before each turn of a loop of unknown length,
     20 microseconds each on an H200. `known` gives a full execution a loop of its own, of known length; only a short
-    last one runs in the other. `unroll` turns in a row take the loop's own kernels off small steps (an MLP's fell from 31 to
-    26 microseconds) but multiply compile time.
+    last one runs in the other. `unroll` turns in a row take the loop's own kernels off small steps (an MLP's fell from
+    31 to 26 microseconds) but multiply compile time.
     """
 
     known: bool = False

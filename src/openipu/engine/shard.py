@@ -154,6 +154,6 @@ def _twin(optimizer: Any) -> Any:
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ValueError(
             f"The state of {type(optimizer).__name__} cannot be divided over replicas: a second one cannot be made "
-            f"from its configuration ({error}). Give it, or its learning-rate schedule, a complete `get_config`, or use "
-            "`replicated_optimizer_state_sharding=False`."
+            f"from its configuration ({error}). Give it, or its learning-rate schedule, a complete `get_config`, or "
+            "use `replicated_optimizer_state_sharding=False`."
         ) from error
