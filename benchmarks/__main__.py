@@ -27,7 +27,9 @@ def entries(models: list[str], peers: list[str], steps: int | None, batch: int |
         rows += [Entry(model, "openipu", n, steps, batch=batch) for n in PER_EXECUTION]
         few = 3 if model != "mlp" and not steps else steps
         rows.append(Entry(model, "scan", steps=few, epochs=1 if few == 3 else 3, batch=batch))
-        rows += [Entry(model, peer, n, steps, 2, batch) for peer in peers for n in PER_EXECUTION]
+        # Keras on torch takes one step at a time only.
+        peers_of = [(peer, n) for peer in peers for n in (PER_EXECUTION if peer != "torch" else PER_EXECUTION[:1])]
+        rows += [Entry(model, peer, n, steps, 2, batch) for peer, n in peers_of]
     return rows
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import openipu as ipu
@@ -25,19 +25,21 @@ BATCH = 4
 UPDATES = 3
 optimizers = keras.optimizers
 
-OPTIMIZERS = {
-    "sgd": lambda: optimizers.SGD(0.01),
-    "momentum": lambda: optimizers.SGD(0.005, momentum=0.9, nesterov=True),
-    "adam": lambda: optimizers.Adam(0.01),
-    "adamw": lambda: optimizers.AdamW(0.01, weight_decay=0.02),
-    "rmsprop": lambda: optimizers.RMSprop(0.01, momentum=0.5),
-    "adafactor": lambda: optimizers.Adafactor(0.02),
-    "lion": lambda: optimizers.Lion(0.003),
-    "lamb": lambda: optimizers.Lamb(0.01),
-    "loss_scale": lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.01, momentum=0.9), initial_scale=256.0),
-    "clipnorm": lambda: optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5),
-    "global_clipnorm": lambda: optimizers.Adam(0.01, global_clipnorm=0.5),
-    "ema": lambda: optimizers.SGD(0.01, momentum=0.9, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=2),
+# By the strength of an update: a rate that is not divided by it would let training diverge, and magnify rounding. So
+# would the usual epsilon of RMSprop, which is smaller than the rounding of some gradients.
+OPTIMIZERS: dict[str, Callable[[int], Any]] = {
+    "sgd": lambda s: optimizers.SGD(0.1 / s),
+    "momentum": lambda s: optimizers.SGD(0.05 / s, momentum=0.9, nesterov=True),
+    "adam": lambda _: optimizers.Adam(0.01),
+    "adamw": lambda _: optimizers.AdamW(0.01, weight_decay=0.02),
+    "rmsprop": lambda _: optimizers.RMSprop(0.01, momentum=0.5, epsilon=1e-4),
+    "adafactor": lambda _: optimizers.Adafactor(0.02),
+    "lion": lambda _: optimizers.Lion(0.003),
+    "lamb": lambda _: optimizers.Lamb(0.01),
+    "loss_scale": lambda s: optimizers.LossScaleOptimizer(optimizers.SGD(0.05 / s, momentum=0.9), initial_scale=256.0),
+    "clipnorm": lambda _: optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5),
+    "global_clipnorm": lambda _: optimizers.Adam(0.01, global_clipnorm=0.5),
+    "ema": lambda s: optimizers.SGD(0.05 / s, 0.9, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=2),
 }
 
 # Not here: models that mix the samples of a batch or draw random numbers (test_replicas.py), and own train steps.
@@ -156,7 +158,7 @@ def train(model: keras.Model, x: Any, y: Any, batch: int, feed: str) -> Result:
 
 def make(point: Point, *, one_device: bool) -> keras.Model:
     case = CASES[point.model]
-    optimizer = OPTIMIZERS[point.optimizer]()
+    optimizer = OPTIMIZERS[point.optimizer](point.strength)
     keras.utils.set_random_seed(11)
     with zoo.policy(case.policy):
         if one_device:
@@ -188,7 +190,8 @@ def test_equals_one_device(point: Point) -> None:
     case = CASES[point.model]
     actual = train(make(point, one_device=False), *case.data(point.rows), BATCH, point.feed)
     expected = plain(point)
-    tolerance = max(case.tolerance, 1e-5)
+    # An optimizer that divides by the gradient's size magnifies the rounding of half precision.
+    tolerance = 1e-5 if case.policy == "float32" else 1e-2
     assert actual.iterations == expected.iterations == 2 * (UPDATES + point.remainder)
     replication.assert_same_history(actual.history, expected.history, tolerance)
     replication.assert_close(actual.weights, expected.weights, tolerance)
