@@ -208,8 +208,11 @@ def test_the_default_grid_has_every_pair() -> None:
             assert found == set(itertools.product(LEVELS[first], LEVELS[second]))
 
 
-def test_the_comparison_notices_a_wrong_strength() -> None:
-    point = Point("dense", "sgd", 2, 2, "sum", "resident", True)
-    actual = train(make(point, one_device=False), *zoo.table(point.rows), BATCH, point.feed)
+def test_the_comparison_notices_a_lost_sample() -> None:
+    point = Point("dense", "sgd", 2, 2, "sum", "streamed", True)
+    x, y = zoo.table(point.rows)
+    actual = train(make(point, one_device=False), x[:-1], y[:-1], BATCH, point.feed)
     with pytest.raises(AssertionError):
-        replication.assert_close(actual.weights, plain(point._replace(method="mean")).weights)
+        replication.assert_close(actual.weights, plain(point).weights)
+    with pytest.raises(AssertionError):
+        replication.assert_same_history(actual.history, plain(point).history)
