@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import openipu as ipu
+from openipu.engine import model as keras_model
 from openipu.engine.model import State, variables
 from openipu.engine.plan import make_feed
 
@@ -364,3 +365,27 @@ def test_a_saved_model_goes_on_with_its_options(tmp_path: Any) -> None:
     histories = [m.fit(x, y, batch_size=2, verbose=0, shuffle=False).history for m in (model, loaded)]
     replication.assert_same_history(histories[1], histories[0], 1e-6)
     replication.assert_close(weights(loaded), weights(model), 1e-6)
+
+
+def test_a_metric_that_may_not_add_up_is_named(caplog):
+    class Largest(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="largest")
+            self.value = self.add_weight(initializer="zeros")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):  # noqa: ARG002
+            self.value.assign(keras.ops.maximum(self.value, keras.ops.max(y_true)))
+
+        def result(self):
+            return self.value
+
+    class Doubled(keras.metrics.Mean):
+        pass
+
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=[Largest(), "mae", keras.metrics.RootMeanSquaredError()])
+    model.train_on_batch(np.ones((2, 1)), np.ones((2, 1)))
+    keras_model.mention_metrics(model)
+    assert "largest" in caplog.text
+    assert "mae" not in caplog.text and "root_mean" not in caplog.text
+    assert keras_model._adds_up(Doubled())

@@ -394,6 +394,21 @@ def mention_jit(model: Any) -> None:
         )
 
 
+def mention_metrics(model: Any) -> None:
+    """Name the metrics of which it is not known that the sum of several replicas' variables is right."""
+    metrics = [part for metric in model.metrics for part in getattr(metric, "metrics", [metric])]
+    names = [m.name for m in metrics if not _adds_up(m)]
+    if names:
+        log.warning(
+            "%s: on several replicas, the variables of a metric are added up. Make sure that this is right for %s: "
+            "variables that start at zero and hold sums or counts.", model.name, ", ".join(names),
+        )  # fmt: skip
+
+
+def _adds_up(metric: Any) -> bool:
+    return isinstance(metric, keras.metrics.Mean) or type(metric).__module__.split(".")[0] == "keras"
+
+
 def should_evaluate(model: Any, epoch: int, validation_freq: Any) -> bool:
     """Whether validation is due after this epoch."""
     return bool(model._should_eval(epoch, validation_freq))

@@ -97,6 +97,8 @@ class Session:
         options = self.effective_options
         if force or not isinstance(current, StepFunction) or (current.place, current.options) != (place, options):
             keras_model.mention_jit(self.model)
+            if place.replicas.count > 1 and mode != "predict":
+                keras_model.mention_metrics(self.model)
             current = StepFunction(self.model, mode, place, options)
             setattr(self.model, name, current)
         return current
