@@ -14,7 +14,7 @@ import logging
 import math
 import operator
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -130,22 +130,22 @@ def make_step(model: Any, mode: Mode, place: Place, options: Options, spread: Sp
     `twin` updates a replica's shares in place of the optimizer, where its state is divided.
     """
     replicas = place.replicas
-    logs = functools.partial(_metric_logs, model, replicas, options.metric_reduction)
+    logs = functools.partial(metric_logs, model, replicas, options.metric_reduction)
     if mode == "predict":
-        step = Step(functools.partial(_predict_micro, model), None, "all")
-    elif _overrides(model, f"{mode}_step"):
+        step = Step(functools.partial(predict_micro, model), None, "all")
+    elif overrides(model, f"{mode}_step"):
         own = functools.partial(_user_micro, model, mode, replicas, options.average_replicas)
         step = Step(own, None, "last", needs_all=mode == "train")
     elif mode == "train":
         micro = functools.partial(_train_micro, model, place.recompute, spread.shards)
         step = Step(micro, _make_update(model, spread, twin, options.average_replicas), "none", logs)
     else:
-        step = Step(functools.partial(_test_micro, model), None, "none", logs)
-    if step.collect == "none" and _overrides(model, "compute_metrics"):
+        step = Step(functools.partial(test_micro, model), None, "none", logs)
+    if step.collect == "none" and overrides(model, "compute_metrics"):
         step = replace(step, collect="last", finish=logs if replicas.count > 1 else None)
     if replicas.count == 1:
         return step
-    return replace(step, micro=functools.partial(_on_one_of, replicas, place.batch_norm_group, step.micro))
+    return replace(step, micro=functools.partial(on_one_of, replicas, place.batch_norm_group, step.micro))
 
 
 def _make_update(model: Any, spread: Spread, twin: Any, averaged: bool) -> Callable[[State, list[Any]], State]:
@@ -157,37 +157,26 @@ def _make_update(model: Any, spread: Spread, twin: Any, averaged: bool) -> Calla
 
 def has_own_train_step(model: Any) -> bool:
     """Whether the user wrote the training step, so that gradients and updates cannot be told apart."""
-    return _overrides(model, "train_step")
+    return overrides(model, "train_step")
 
 
-def _overrides(model: Any, name: str) -> bool:
+def overrides(model: Any, name: str) -> bool:
     return getattr(type(model), name) is not getattr(JAXTrainer, name)
 
 
 def _train_micro(
     model: Any, recompute: bool, shards: Shards | None, state: State, batch: Batch
 ) -> tuple[State, list[Any], Logs]:
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     # Keras reads a loss scale from here, and checks all shapes.
     optimizer = shards.stand_ins(state.optimizer) if shards else state.optimizer
 
     def loss(trainable: list[Any]) -> Any:
-        return model.compute_loss_and_updates(
-            trainable,
-            state.non_trainable,
-            state.metrics,
-            x,
-            y,
-            sample_weight,
-            training=True,
-            optimizer_variables=optimizer,
-        )
+        return train_loss(model, state._replace(trainable=trainable, optimizer=optimizer), batch)
 
     gradient = jax.value_and_grad(jax.checkpoint(loss) if recompute else loss, has_aux=True)
-    (_, (unscaled, y_pred, non_trainable, metrics)), gradients = gradient(state.trainable)
+    (_, (non_trainable, metrics, logs)), gradients = gradient(state.trainable)
     gradients = map_gradients(model.optimizer, gradients, state.trainable, optimizer)
-    logs, metrics = model._update_metrics_variables(metrics, unscaled, x, y, y_pred, sample_weight)
-    return state._replace(non_trainable=list(non_trainable), metrics=list(metrics)), gradients, logs
+    return state._replace(non_trainable=non_trainable, metrics=metrics), gradients, logs
 
 
 def _update(model: Any, replicas: Replicas, averaged: bool, state: State, gradients: list[Any]) -> State:
@@ -203,7 +192,7 @@ def _update_shares(shards: Shards, twin: Any, averaged: bool, state: State, grad
     return state._replace(trainable=shards.gather(list(shares)), optimizer=list(optimizer))
 
 
-def _test_micro(model: Any, state: State, batch: Batch) -> tuple[State, list[Any], Logs]:
+def test_micro(model: Any, state: State, batch: Batch) -> tuple[State, list[Any], Logs]:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     _, (unscaled, y_pred, non_trainable, metrics) = model.compute_loss_and_updates(
         state.trainable, state.non_trainable, state.metrics, x, y, sample_weight, training=False
@@ -212,9 +201,39 @@ def _test_micro(model: Any, state: State, batch: Batch) -> tuple[State, list[Any
     return state._replace(non_trainable=list(non_trainable), metrics=list(metrics)), [], logs
 
 
-def _predict_micro(model: Any, state: State, batch: Batch) -> tuple[State, list[Any], Any]:
+def predict_micro(model: Any, state: State, batch: Batch) -> tuple[State, list[Any], Any]:
     outputs, non_trainable = model.predict_step((state.trainable, state.non_trainable), batch)
     return state._replace(non_trainable=list(non_trainable)), [], outputs
+
+
+# --- steps of a model whose forward is cut into stages ---------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def called_by(model: Any, call: Callable[..., Any]) -> Iterator[None]:
+    """While active, Keras' own steps get the model's outputs from `call` instead of running the model."""
+    model.__dict__["stateless_call"] = call
+    try:
+        yield
+    finally:
+        del model.__dict__["stateless_call"]
+
+
+def train_loss(model: Any, state: State, batch: Batch) -> tuple[Any, tuple[list[Any], list[Any], Logs]]:
+    """The (scaled) loss of a micro-batch, and its non-trainable state, metrics and logs."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    loss, (unscaled, y_pred, non_trainable, metrics) = model.compute_loss_and_updates(
+        state.trainable, state.non_trainable, state.metrics, x, y, sample_weight,
+        training=True, optimizer_variables=state.optimizer,
+    )  # fmt: skip
+    logs, metrics = model._update_metrics_variables(metrics, unscaled, x, y, y_pred, sample_weight)
+    return loss, (list(non_trainable), list(metrics), logs)
+
+
+def forget(held: Sequence[Any]) -> None:
+    """Free the memory of variables whose values always come from elsewhere."""
+    for variable in held:
+        variable._value = None
 
 
 def _user_micro(
@@ -246,7 +265,7 @@ def _reduced_in_apply(optimizer: Any, replicas: Replicas, averaged: bool) -> Ite
         del optimizer.__dict__["stateless_apply"]
 
 
-def _metric_logs(model: Any, replicas: Replicas, method: MetricReduction, state: State) -> Logs:
+def metric_logs(model: Any, replicas: Replicas, method: MetricReduction, state: State) -> Logs:
     """The logs over all replicas. Keras' metrics add up, so the sum of their variables is the truth."""
     if method is MetricReduction.NONE:
         return metric_results(model, state._replace(metrics=replicas.sum(state.metrics)))
@@ -266,7 +285,7 @@ def metric_results(model: Any, state: State) -> Logs:
 # --- one replica of several ------------------------------------------------------------------------------------------
 
 
-def _on_one_of(
+def on_one_of(
     replicas: Replicas, group: int, micro: Callable[..., Any], state: State, batch: Batch, active: Any = True
 ) -> Any:
     """`micro` as one of several replicas: random numbers by position in the global batch, statistics by group."""
