@@ -239,6 +239,20 @@ def train_loss(model: Any, state: State, batch: Batch) -> tuple[Any, tuple[list[
     return loss, (list(non_trainable), list(metrics), logs)
 
 
+def make_staged_step(model: Any, mode: Mode, replicas: Replicas, options: Options) -> Step:
+    """What an execution of a model in stages collects; the stages themselves compute it."""
+    logs = functools.partial(metric_logs, model, replicas, options.metric_reduction)
+    if mode == "predict":
+        return Step(_in_stages, None, "all")
+    if overrides(model, "compute_metrics"):
+        return Step(_in_stages, None, "last", logs if replicas.count > 1 else None)
+    return Step(_in_stages, None, "none", logs)
+
+
+def _in_stages(*_: Any) -> Any:
+    raise AssertionError("a model in stages has no step as a whole")
+
+
 def forget(held: Sequence[Any]) -> None:
     """Free the memory of variables whose values always come from elsewhere."""
     for variable in held:

@@ -18,11 +18,11 @@ from openipu.engine.state import Mode, State
 from openipu.optimizers.plan import map_gradients
 
 import jax
-import jax.numpy as jnp
 import keras
 
 from .split import Stage, run_stage
 from .stages import After, Around, Arrays, StageFunction
+from .store import filled
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,11 +90,6 @@ class _KerasStage:
     def _whole_state(self, weights: Arrays, around: Around) -> State:
         """The state that Keras asks for, with zeros for what other stages have; nothing here reads those."""
         owners = keras_model.variables(self.model, self.mode)
-
-        def filled(variables: Sequence[Any], numbers: Sequence[int], values: Arrays) -> Arrays:
-            known = dict(zip(numbers, values, strict=True))
-            return [known[i] if i in known else jnp.zeros(v.shape, v.dtype) for i, v in enumerate(variables)]
-
         return State(
             filled(owners.trainable, self.weights, weights),
             filled(owners.non_trainable, self.state, around.state),
@@ -104,10 +99,8 @@ class _KerasStage:
 
     def mapped(self, gradients: Arrays, weights: Arrays, optimizer: Arrays) -> Arrays:
         """The gradients of one micro-batch as the wrappers around the optimizer map them."""
-        values: Arrays = [jnp.zeros(())] * len(self.model.optimizer.variables)
-        for number, value in zip(self.common, optimizer, strict=True):
-            values[number] = value
-        return map_gradients(self.model.optimizer, gradients, weights, values)
+        state = filled(self.model.optimizer.variables, self.common, optimizer)
+        return map_gradients(self.model.optimizer, gradients, weights, state)
 
 
 def _total(losses: Sequence[Any]) -> Any:

@@ -22,7 +22,7 @@ import keras
 from jax import lax
 
 from .packing import Buffers, Spec, used
-from .store import Store, make_store
+from .store import Store, filled, make_store
 
 _TOKEN = re.compile(r"slice(\d+)of")
 
@@ -139,11 +139,7 @@ class Update:
         limit = self._clip()
         if limit is None:
             return None
-        count = len(self.optimizer.variables)
-        values: list[Any] = [jnp.zeros(())] * count
-        for number, value in zip(self.common, common, strict=True):
-            values[number] = value
-        norm = norm / loss_scale(self.optimizer, values)
+        norm = norm / loss_scale(self.optimizer, filled(self.optimizer.variables, self.common, common))
         return jnp.minimum(limit / norm, 1.0) + (norm - norm)
 
 
