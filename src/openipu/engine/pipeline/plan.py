@@ -16,6 +16,7 @@ from .keras_stages import stage_functions
 from .loop import StageLoop, Staging
 from .packing import Spec
 from .schedules import Schedule
+from .sharded import ShardedUpdate
 from .split import Stage
 from .spread import StageSpread
 from .store import Store, make_store
@@ -51,6 +52,7 @@ def make_stage_loop(
         update = make_update(
             model.optimizer, owners.trainable, weights, options.average_replicas, place.replicas,
             keras_model.decays, keras_model.forget,
+            ShardedUpdate if options.shard_optimizer and place.replicas.count > 1 else None,
         )  # fmt: skip
     spread = StageSpread(place.replicas, weights, state, update)
     common = update.common if update is not None else ()

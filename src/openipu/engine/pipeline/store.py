@@ -86,6 +86,8 @@ def listed(buffers: Buffers) -> list[Any]:
 
 def _rows(buffer: Any) -> dict[int, np.ndarray]:
     """A buffer's row for each device, read from where it is."""
+    if isinstance(buffer, np.ndarray):
+        return dict(enumerate(buffer))
     found: dict[int, np.ndarray] = {}
     for shard in buffer.addressable_shards:
         first = shard.index[0].start or 0
