@@ -409,6 +409,11 @@ def build_for_predict(model: Any, first_batch: Callable[[], Batch]) -> None:
             model(x)
 
 
+def is_built(model: Any) -> bool:
+    """Whether all of the model's layers have their variables."""
+    return bool(model.built) and _layers_built(model)
+
+
 def _layers_built(model: Any) -> bool:
     return all(layer.built for layer in model._flatten_layers())
 
