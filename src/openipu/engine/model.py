@@ -685,8 +685,8 @@ def traced(model: Any, inputs: Any, training: bool) -> Recording:
     unbuilt = [layer.name for layer in layers if not layer.built]
     if unbuilt:
         raise RuntimeError(
-            f"Layer {unbuilt[0]!r} of model {model.name!r} has not been built, so its variables are not known. Call the "
-            "model on a batch, or remove the layer if `call` does not use it."
+            f"Layer {unbuilt[0]!r} of model {model.name!r} has not been built, so its variables are not known. Call "
+            "the model on a batch, or remove the layer if `call` does not use it."
         )
     known = [(layer, len(layer._inbound_nodes), len(layer._outbound_nodes)) for layer in layers]
     kwargs = {"training": training} if model._call_has_training_arg else {}
@@ -811,7 +811,7 @@ def is_symbolic(value: Any) -> bool:
 
 # --- stages given by `PipelineStage` ---------------------------------------------------------------------------------
 
-_STAGE = "_openipu_stage"
+_STAGE, _OPENS = "_openipu_stage", "_openipu_opens_stages"
 _marks = threading.local()
 _marking_lock = threading.Lock()
 _marking_users: list[object] = []
@@ -832,14 +832,37 @@ def current_stage() -> int | None:
 
 def marking(stage: int) -> contextlib.AbstractContextManager[None]:
     """Until it is left, layers that this thread makes, and symbolic calls, get `stage`."""
+    model = _called_model()
+    if model is not None:
+        vars(model)[_OPENS] = True
     return _marking(stage=stage)
 
 
-def in_own_call(is_ours: Callable[[Any], bool]) -> bool:
-    """Whether a model of ours is being called or traced."""
-    context = global_state.get_global_attribute("current_call_ctx")
-    tracing = global_state.get_global_attribute("stateless_scope") is not None
-    return tracing or (context is not None and is_ours(context.entry_layer))
+def in_own_call() -> bool:
+    """Whether a model that was made in a strategy's scope is being called, or anything is being traced."""
+    tracing, model = global_state.get_global_attribute("stateless_scope") is not None, _called_model()
+    return tracing or (model is not None and "_ipu_session" in vars(model))
+
+
+def _called_model() -> Any:
+    """The outermost layer that is being called, or None."""
+    return getattr(global_state.get_global_attribute("current_call_ctx"), "entry_layer", None)
+
+
+def opens_stages(model: Any) -> bool:
+    """Whether a `PipelineStage` was entered when the model, a subclassed one, was last called."""
+    return _OPENS in vars(model)
+
+
+def has_marked_layers(model: Any) -> bool:
+    """Whether a layer of the model was made inside a `PipelineStage`."""
+    return any(stage_of_layer(layer) is not None for layer in model._flatten_layers(include_self=False))
+
+
+def forget_losses(layers: Sequence[Any]) -> None:
+    """Drop the losses that these layers have added in the scope: Keras does so when it calls one again."""
+    for layer in layers:
+        layer._clear_losses()
 
 
 @contextlib.contextmanager
