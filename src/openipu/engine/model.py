@@ -48,7 +48,7 @@ from .options import MetricReduction, Options
 from .place import Place
 from .replicate import Replicas
 from .shard import Shards
-from .spread import Spread
+from .spread import AnySpread, Spread
 from .state import Batch, Logs, Mode, State, Step, parts_of, state_of
 
 log = logging.getLogger("openipu")
@@ -88,7 +88,7 @@ class Held:
     Keras' callbacks call `model.jax_state_sync()` before they look at the model, which ends in `sync`.
     """
 
-    def __init__(self, model: Any, mode: Mode, spread: Spread) -> None:
+    def __init__(self, model: Any, mode: Mode, spread: AnySpread) -> None:
         self._model, self._mode, self._spread = model, mode, spread
         self._state: State | None = None
         self._counted: tuple[list[Any], list[Any]] = [], []

@@ -24,14 +24,13 @@ from .feed import Feed, Slab
 from .loop import Loop, Result
 from .model import Held
 from .options import MetricReduction, Options
-from .place import Place
 from .pipeline.assign import is_pipelined
 from .pipeline.plan import StagePlan, make_plan, make_stage_loop
-from .pipeline.spread import StageSpread
+from .place import Place
 from .place import place as make_place
 from .plan import check_training, describe_updates, limited, make_feed, positive
 from .shard import make_shards
-from .spread import Spread
+from .spread import AnySpread, Spread
 from .state import Mode, parts_of, state_of
 
 log = logging.getLogger("openipu")
@@ -48,7 +47,7 @@ class StepFunction:
     def __init__(self, model: Any, mode: Mode, place: Place, options: Options, plan: StagePlan | None = None) -> None:
         self.place, self.options, self._mode = place, options, mode
         self.loop: Loop
-        self.spread: Spread | StageSpread
+        self.spread: AnySpread
         if plan is not None:
             self.loop, self.spread = make_stage_loop(model, mode, place, options, plan)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,16 @@ from . import offload
 from .replicate import Replicas
 from .shard import Shards
 from .state import State
+
+
+class AnySpread(Protocol):
+    """A way to lay a model's state on devices."""
+
+    def spread(self, state: State) -> State:
+        """A model's state on the devices."""
+
+    def gather(self, state: State) -> State:
+        """The inverse: plain arrays on one device."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,4 +142,5 @@ def _on_one_replica(place: Place, run: Any, weights: Arrays, boundary: Arrays, a
     def micro(_state: Any, _batch: Any) -> Any:
         return run(weights, boundary, around)
 
-    return keras_model.on_one_of(place.replicas, place.batch_norm_group, micro, (), around.batch, around.active)
+    nothing = State([], [], [], [])
+    return keras_model.on_one_of(place.replicas, place.batch_norm_group, micro, nothing, around.batch, around.active)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from openipu.engine.replicate import AXIS, STAGE_AXIS
@@ -104,7 +105,7 @@ class ShardedUpdate(Update):
     def _cut(self, joined: Any, device: int) -> list[Any]:
         """The parts of the last axis that belong to each of a device's weights."""
         ends = np.cumsum([0, *self._shares(device)])
-        return [joined[..., a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        return [joined[..., a:b] for a, b in pairwise(ends)]
 
 
 def share(size: int, replicas: int) -> int:

@@ -125,7 +125,7 @@ class StageSpread:
         return [] if self.update is None else sorted({n for held in self.update.slots.held for n in held})
 
     def _put(self, arrays: list[Any], spec: P) -> list[Any]:
-        return jax.device_put(arrays, NamedSharding(self.replicas.mesh, spec))
+        return list(jax.device_put(arrays, NamedSharding(self.replicas.mesh, spec)))
 
 
 def _count(store: Store) -> int:

@@ -82,7 +82,7 @@ class Differentiated:
         flat = jaxpr_as_fun(self._closed)(*jax.tree.leaves((weights, boundary, around)))
         out, after = jax.tree.unflatten(self._outputs, flat[: self._outputs.num_leaves])
         values = flat[self._outputs.num_leaves :]
-        kept = {r.index: v for r, v in zip(self._residuals, values, strict=True) if r.source == "kept"}
+        kept = {r.number: v for r, v in zip(self._residuals, values, strict=True) if r.source == "kept"}
         return out, after, [kept[i] for i in range(len(kept))]
 
     def backward(
@@ -92,14 +92,14 @@ class Differentiated:
         given = jax.tree.leaves((weights, boundary, around))
         again = self._again(*weights)
         sources = {"given": given, "kept": kept, "again": again}
-        vjp = jax.tree.unflatten(self._vjp, [sources[r.source][r.index] for r in self._residuals])
+        vjp = jax.tree.unflatten(self._vjp, [sources[r.source][r.number] for r in self._residuals])
         of_weights, of_boundary = vjp(gradients)
         return list(of_weights), list(of_boundary)
 
 
 class _Residual(NamedTuple):
     source: str  # "given": an argument; "again": computed from weights; "kept": stored
-    index: int
+    number: int
 
 
 def differentiate(
@@ -126,7 +126,7 @@ def differentiate(
     specs: dict[int, Spec] = {}
     for residual, variable in zip(residuals, closed.jaxpr.outvars[skip:], strict=True):
         if residual.source == "kept":
-            specs[residual.index] = Spec.of(variable.aval)
+            specs[residual.number] = Spec.of(variable.aval)
     kept = tuple(specs[i] for i in range(len(specs)))
     return Differentiated(kept, closed, trees["outputs"], residuals, trees["vjp"], again)
 

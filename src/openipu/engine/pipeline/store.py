@@ -35,7 +35,7 @@ class Store:
 
     def specs(self) -> dict[int, jax.ShapeDtypeStruct]:
         """The shape of each variable, by number."""
-        found = {}
+        found: dict[int, jax.ShapeDtypeStruct] = {}
         for held, slots in zip(self.held, self.packing.slots, strict=True):
             found |= {n: jax.ShapeDtypeStruct(s.spec.shape, s.spec.dtype) for n, s in zip(held, slots, strict=True)}
         return found
