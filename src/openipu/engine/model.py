@@ -49,7 +49,7 @@ from .place import Place
 from .replicate import Replicas
 from .shard import Shards
 from .spread import Spread
-from .state import Batch, Logs, Mode, State, Step, parts_of, state_of
+from .state import Batch, Logs, Mode, Spot, State, Step, parts_of, state_of
 
 log = logging.getLogger("openipu")
 
@@ -309,16 +309,26 @@ def metric_results(model: Any, state: State) -> Logs:
 
 
 def on_one_of(
-    replicas: Replicas, group: int, micro: Callable[..., Any], state: State, batch: Batch, active: Any = True
+    replicas: Replicas,
+    group: int,
+    micro: Callable[..., Any],
+    state: State,
+    batch: Batch,
+    active: Any = True,
+    spot: Spot | None = None,
 ) -> Any:
-    """`micro` as one of several replicas: random numbers by position in the global batch, statistics by group."""
+    """`micro` as one of several replicas: random numbers by position in the global batch, statistics by group.
+
+    Without a `spot`, micro-batches of this size lie side by side.
+    """
     rows = jax.tree.leaves(batch)[0].shape[0]
-    with _random_by_position(replicas, rows), _shared_statistics(replicas, group, active):
+    spot = spot or Spot(replicas.index() * rows, replicas.count * rows)
+    with _random_by_position(replicas, rows, spot), _shared_statistics(replicas, group, active):
         return micro(state, batch)
 
 
 @contextlib.contextmanager
-def _random_by_position(replicas: Replicas, rows: int) -> Iterator[None]:
+def _random_by_position(replicas: Replicas, rows: int, spot: Spot) -> Iterator[None]:
     """Keras' random functions draw for the samples of all replicas and give each replica its own.
 
     So dropout does not depend on how a global batch is spread. XLA only computes what is used. What has a parameter
@@ -330,7 +340,7 @@ def _random_by_position(replicas: Replicas, rows: int) -> Iterator[None]:
         def __getattr__(self, name: str) -> Any:
             function = getattr(jax.random, name)
             known = threading.get_ident() == thread and name in _SHAPED
-            return functools.partial(_draw, function, replicas, rows) if known else function
+            return functools.partial(_draw, function, replicas, rows, spot) if known else function
 
     class Jax:
         random = Random()
@@ -348,15 +358,17 @@ def _random_by_position(replicas: Replicas, rows: int) -> Iterator[None]:
 _SHAPED = ("normal", "uniform", "randint", "truncated_normal", "bernoulli", "gamma", "binomial", "beta", "categorical")
 
 
-def _draw(function: Callable[..., Any], replicas: Replicas, rows: int, key: Any, *args: Any, **kwargs: Any) -> Any:
+def _draw(
+    function: Callable[..., Any], replicas: Replicas, rows: int, spot: Spot, key: Any, *args: Any, **kwargs: Any
+) -> Any:
     values = inspect.signature(function).bind(key, *args, **kwargs)
     shape = values.arguments.get("shape")
     if any(jnp.ndim(a) and jnp.shape(a)[0] == rows for a in values.args[1:] if isinstance(a, jax.Array)):
         return function(jax.random.fold_in(jax.random.wrap_key_data(key), replicas.index()), *args, **kwargs)
     if not shape or shape[0] != rows:
         return function(key, *args, **kwargs)
-    values.arguments["shape"] = (rows * replicas.count, *shape[1:])
-    return lax.dynamic_slice_in_dim(function(*values.args, **values.kwargs), replicas.index() * rows, rows)
+    values.arguments["shape"] = (spot.total, *shape[1:])
+    return lax.dynamic_slice_in_dim(function(*values.args, **values.kwargs), spot.first, rows)
 
 
 @contextlib.contextmanager
