@@ -245,7 +245,9 @@ def _keep(step: Step, kept: Tree, index: Any, result: Tree, active: Any) -> Tree
     outputs, of_tail = kept
     if index is None:
         return outputs, as_before(result, of_tail)
-    return jax.tree.map(lambda rows, new: lax.dynamic_update_index_in_dim(rows, new, index, 0), outputs, result), of_tail
+    return jax.tree.map(
+        lambda rows, new: lax.dynamic_update_index_in_dim(rows, new, index, 0), outputs, result
+    ), of_tail
 
 
 def _results(step: Step, replicas: Replicas, state: State, kept: Tree) -> Tree:

@@ -44,6 +44,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.utils.python_utils import pythonify_logs
 
 from . import offload
+from .dependence import differentiable_inputs
 from .options import MetricReduction, Options
 from .place import Place
 from .replicate import Replicas
@@ -147,7 +148,8 @@ def make_step(model: Any, mode: Mode, place: Place, options: Options, spread: Sp
         step = Step(own, None, "last", needs_all=mode == "train")
     elif mode == "train":
         micro = functools.partial(_train_micro, model, place.recompute, spread.shards)
-        step = Step(micro, _make_update(model, spread, twin, options.average_replicas), "none", logs)
+        check = functools.partial(_check_gradients, model, spread.shards)
+        step = Step(micro, _make_update(model, spread, twin, options.average_replicas), "none", logs, check)
     else:
         step = Step(functools.partial(test_micro, model), None, "none", logs)
     if step.collect == "none" and overrides(model, "compute_metrics"):
@@ -176,16 +178,35 @@ def overrides(model: Any, name: str) -> bool:
 def _train_micro(
     model: Any, recompute: bool, shards: Shards | None, state: State, batch: Batch
 ) -> tuple[State, list[Any], Logs]:
+    optimizer, loss = _loss(model, shards, state, batch)
+    gradient = jax.value_and_grad(jax.checkpoint(loss) if recompute else loss, has_aux=True)
+    (_, (non_trainable, metrics, logs)), gradients = gradient(state.trainable)
+    gradients = map_gradients(model.optimizer, gradients, state.trainable, optimizer)
+    return state._replace(non_trainable=non_trainable, metrics=metrics), gradients, logs
+
+
+def _loss(model: Any, shards: Shards | None, state: State, batch: Batch) -> tuple[list[Any], Callable[..., Any]]:
+    """The optimizer's variables as Keras sees them, and the loss with its results as a function of the weights."""
     # Keras reads a loss scale from here, and checks all shapes.
     optimizer = shards.stand_ins(state.optimizer) if shards else state.optimizer
 
     def loss(trainable: list[Any]) -> Any:
         return train_loss(model, state._replace(trainable=trainable, optimizer=optimizer), batch)
 
-    gradient = jax.value_and_grad(jax.checkpoint(loss) if recompute else loss, has_aux=True)
-    (_, (non_trainable, metrics, logs)), gradients = gradient(state.trainable)
-    gradients = map_gradients(model.optimizer, gradients, state.trainable, optimizer)
-    return state._replace(non_trainable=non_trainable, metrics=metrics), gradients, logs
+    return optimizer, loss
+
+
+def _check_gradients(model: Any, shards: Shards | None, state: State, batch: Batch) -> None:
+    """Refuse trainable weights that the loss does not depend on: they would be taken for trained."""
+    _, loss = _loss(model, shards, state, batch)
+    used = differentiable_inputs(lambda weights: loss(weights)[0], state.trainable)
+    names = [v.path for v, is_used in zip(model.trainable_variables, used, strict=True) if not is_used]
+    if names:
+        raise ValueError(
+            f"{len(names)} of {len(used)} trainable weights of model {model.name!r} have no gradient, because the loss "
+            f"does not depend on them: {', '.join(names)}. Freeze their layers (`layer.trainable = False`), or use "
+            "them."
+        )
 
 
 def _update(model: Any, replicas: Replicas, averaged: bool, state: State, gradients: list[Any]) -> State:

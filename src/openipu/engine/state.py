@@ -48,6 +48,8 @@ class Step:
     update: Callable[[State, list[Any]], State] | None
     collect: Literal["none", "last", "all"]
     finish: Callable[[State], Any] | None = None
+    check: Callable[[State, Batch], None] | None = None
+    """Raises where `micro` cannot mean what the user wants. Called once, while a program is traced."""
     needs_all: bool = False
     """Whether each step needs a batch on every replica, because it updates the weights itself."""
 
