@@ -124,13 +124,20 @@ class Loop:
 
         axes = self._spread.axes(state)
 
-        def equations() -> int:
+        def traced(run: Callable[[State, Tree], Any]) -> Any:
+            """`run` on the first batch of one replica."""
+
             def first(state: State, resident: Tree, body: Tree) -> None:
-                self._step.micro(self._spread.own_part(state), fetch(resident, row(row(body, 0), 0)))
+                run(self._spread.own_part(state), fetch(resident, row(row(body, 0), 0)))
 
-            traced = jax.make_jaxpr(replicas.program(first, (axes, None, 1), None))
-            return _equations(traced(state, resident, slab.body).jaxpr)
+            program = replicas.program(first, (axes, None, 1), None)
+            return jax.make_jaxpr(program)(state, resident, slab.body).jaxpr
 
+        def equations() -> int:
+            return _equations(traced(self._step.micro))
+
+        if self._step.check is not None and not self.programs:
+            traced(self._step.check)
         step = replace(self._step, micro=rewrite(self._step.micro, replicas.platform))
         layout = Layout(replicas, self._accumulation, pace(replicas.platform, equations))
         run = functools.partial(_on_replica, step, layout, self._spread)

@@ -44,12 +44,13 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.utils.python_utils import pythonify_logs
 
 from . import offload
+from .dependence import differentiable_inputs
 from .options import MetricReduction, Options
 from .place import Place
 from .replicate import Replicas
 from .shard import Shards
 from .spread import AnySpread, Spread
-from .state import Batch, Logs, Mode, State, Step, parts_of, state_of
+from .state import Batch, Logs, Mode, Spot, State, Step, parts_of, state_of
 
 log = logging.getLogger("openipu")
 
@@ -147,7 +148,8 @@ def make_step(model: Any, mode: Mode, place: Place, options: Options, spread: Sp
         step = Step(own, None, "last", needs_all=mode == "train")
     elif mode == "train":
         micro = functools.partial(_train_micro, model, place.recompute, spread.shards)
-        step = Step(micro, _make_update(model, spread, twin, options.average_replicas), "none", logs)
+        check = functools.partial(_check_gradients, model, spread.shards)
+        step = Step(micro, _make_update(model, spread, twin, options.average_replicas), "none", logs, check)
     else:
         step = Step(functools.partial(test_micro, model), None, "none", logs)
     if step.collect == "none" and overrides(model, "compute_metrics"):
@@ -176,16 +178,35 @@ def overrides(model: Any, name: str) -> bool:
 def _train_micro(
     model: Any, recompute: bool, shards: Shards | None, state: State, batch: Batch
 ) -> tuple[State, list[Any], Logs]:
+    optimizer, loss = _loss(model, shards, state, batch)
+    gradient = jax.value_and_grad(jax.checkpoint(loss) if recompute else loss, has_aux=True)
+    (_, (non_trainable, metrics, logs)), gradients = gradient(state.trainable)
+    gradients = map_gradients(model.optimizer, gradients, state.trainable, optimizer)
+    return state._replace(non_trainable=non_trainable, metrics=metrics), gradients, logs
+
+
+def _loss(model: Any, shards: Shards | None, state: State, batch: Batch) -> tuple[list[Any], Callable[..., Any]]:
+    """The optimizer's variables as Keras sees them, and the loss with its results as a function of the weights."""
     # Keras reads a loss scale from here, and checks all shapes.
     optimizer = shards.stand_ins(state.optimizer) if shards else state.optimizer
 
     def loss(trainable: list[Any]) -> Any:
         return train_loss(model, state._replace(trainable=trainable, optimizer=optimizer), batch)
 
-    gradient = jax.value_and_grad(jax.checkpoint(loss) if recompute else loss, has_aux=True)
-    (_, (non_trainable, metrics, logs)), gradients = gradient(state.trainable)
-    gradients = map_gradients(model.optimizer, gradients, state.trainable, optimizer)
-    return state._replace(non_trainable=non_trainable, metrics=metrics), gradients, logs
+    return optimizer, loss
+
+
+def _check_gradients(model: Any, shards: Shards | None, state: State, batch: Batch) -> None:
+    """Refuse trainable weights that the loss does not depend on: they would be taken for trained."""
+    _, loss = _loss(model, shards, state, batch)
+    used = differentiable_inputs(lambda weights: loss(weights)[0], state.trainable)
+    names = [v.path for v, is_used in zip(model.trainable_variables, used, strict=True) if not is_used]
+    if names:
+        raise ValueError(
+            f"{len(names)} of {len(used)} trainable weights of model {model.name!r} have no gradient, because the loss "
+            f"does not depend on them: {', '.join(names)}. Freeze their layers (`layer.trainable = False`), or use "
+            "them."
+        )
 
 
 def _update(model: Any, replicas: Replicas, averaged: bool, state: State, gradients: list[Any]) -> State:
@@ -309,16 +330,26 @@ def metric_results(model: Any, state: State) -> Logs:
 
 
 def on_one_of(
-    replicas: Replicas, group: int, micro: Callable[..., Any], state: State, batch: Batch, active: Any = True
+    replicas: Replicas,
+    group: int,
+    micro: Callable[..., Any],
+    state: State,
+    batch: Batch,
+    active: Any = True,
+    spot: Spot | None = None,
 ) -> Any:
-    """`micro` as one of several replicas: random numbers by position in the global batch, statistics by group."""
+    """`micro` as one of several replicas: random numbers by position in the global batch, statistics by group.
+
+    Without a `spot`, micro-batches of this size lie side by side.
+    """
     rows = jax.tree.leaves(batch)[0].shape[0]
-    with _random_by_position(replicas, rows), _shared_statistics(replicas, group, active):
+    spot = spot or Spot(replicas.index() * rows, replicas.count * rows)
+    with _random_by_position(replicas, rows, spot), _shared_statistics(replicas, group, active):
         return micro(state, batch)
 
 
 @contextlib.contextmanager
-def _random_by_position(replicas: Replicas, rows: int) -> Iterator[None]:
+def _random_by_position(replicas: Replicas, rows: int, spot: Spot) -> Iterator[None]:
     """Keras' random functions draw for the samples of all replicas and give each replica its own.
 
     So dropout does not depend on how a global batch is spread. XLA only computes what is used. What has a parameter
@@ -330,7 +361,7 @@ def _random_by_position(replicas: Replicas, rows: int) -> Iterator[None]:
         def __getattr__(self, name: str) -> Any:
             function = getattr(jax.random, name)
             known = threading.get_ident() == thread and name in _SHAPED
-            return functools.partial(_draw, function, replicas, rows) if known else function
+            return functools.partial(_draw, function, replicas, rows, spot) if known else function
 
     class Jax:
         random = Random()
@@ -348,15 +379,17 @@ def _random_by_position(replicas: Replicas, rows: int) -> Iterator[None]:
 _SHAPED = ("normal", "uniform", "randint", "truncated_normal", "bernoulli", "gamma", "binomial", "beta", "categorical")
 
 
-def _draw(function: Callable[..., Any], replicas: Replicas, rows: int, key: Any, *args: Any, **kwargs: Any) -> Any:
+def _draw(
+    function: Callable[..., Any], replicas: Replicas, rows: int, spot: Spot, key: Any, *args: Any, **kwargs: Any
+) -> Any:
     values = inspect.signature(function).bind(key, *args, **kwargs)
     shape = values.arguments.get("shape")
     if any(jnp.ndim(a) and jnp.shape(a)[0] == rows for a in values.args[1:] if isinstance(a, jax.Array)):
         return function(jax.random.fold_in(jax.random.wrap_key_data(key), replicas.index()), *args, **kwargs)
     if not shape or shape[0] != rows:
         return function(key, *args, **kwargs)
-    values.arguments["shape"] = (rows * replicas.count, *shape[1:])
-    return lax.dynamic_slice_in_dim(function(*values.args, **values.kwargs), replicas.index() * rows, rows)
+    values.arguments["shape"] = (spot.total, *shape[1:])
+    return lax.dynamic_slice_in_dim(function(*values.args, **values.kwargs), spot.first, rows)
 
 
 @contextlib.contextmanager

@@ -83,6 +83,8 @@ class Options:
         values = json.loads(text)
         accumulation = values.pop("accumulation")
         method = Reduction.parse(accumulation.pop("method"))
+        if isinstance(accumulation["dtype"], list):
+            accumulation["dtype"] = tuple(accumulation["dtype"])
         reduction = MetricReduction.parse(values.pop("metric_reduction"))
         stages, pipelining = values.pop("stages", None), values.pop("pipelining", None)
         return cls(

@@ -66,7 +66,7 @@ def _make_loop(model: Any, mode: Mode, place: Place, options: Options) -> tuple[
     replicas, accumulation = place.replicas, Accumulation()
     spread, twin = Spread(replicas), None
     if mode == "train":
-        accumulation = options.accumulation
+        accumulation = options.accumulation.of_weights(model.trainable_variables)
         if options.shard_optimizer and replicas.count > 1:
             shards, twin = make_shards(model.optimizer, model.trainable_variables, replicas, keras_model.decays)
             spread = replace(spread, shards=shards)

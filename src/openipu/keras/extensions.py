@@ -12,7 +12,7 @@ from typing import Any
 
 from openipu.engine import model as keras_model
 from openipu.engine import run
-from openipu.engine.accumulate import Accumulation, Reduction
+from openipu.engine.accumulate import Accumulation, Reduction, dtype_option
 from openipu.engine.options import MetricReduction, Options
 
 import keras
@@ -78,8 +78,9 @@ class ModelExtension(PipeliningExtension):
             gradient_accumulation_reduction_method: "sum" (default: the learning rate acts on the sum of the gradients),
                 "mean" or "running_mean".
             use_v2_gradient_accumulation_optimizer: Accepted for scripts that give it; there is one way here.
-            **gradient_accumulation_optimizer_kwargs: `dtype` to accumulate in, `replicated_optimizer_state_sharding`,
-                `offload_weight_update_variables`, and `name`, which is accepted and not used.
+            **gradient_accumulation_optimizer_kwargs: `dtype` to accumulate in (or a function that gives that of a
+                variable), `replicated_optimizer_state_sharding`, `offload_weight_update_variables`, and `name`, which
+                is accepted and not used.
         """
         extra = dict(gradient_accumulation_optimizer_kwargs)
         for key in ("opt", "num_mini_batches", "experimental_normalize_gradients"):
@@ -95,11 +96,10 @@ class ModelExtension(PipeliningExtension):
         old = self._ipu_session.options
         count = steps(gradient_accumulation_steps_per_replica, old.accumulation.steps)
         method = Reduction.parse(gradient_accumulation_reduction_method)
-        dtype = None if extra.get("dtype") is None else keras.backend.standardize_dtype(extra["dtype"])
         self._ipu_session.set_options(
             dataclasses.replace(
                 old,
-                accumulation=Accumulation(count, method, dtype),
+                accumulation=Accumulation(count, method, dtype_option(extra.get("dtype"))),
                 shard_optimizer=yes_or_no(extra, "replicated_optimizer_state_sharding", False),
                 offload_optimizer=yes_or_no(extra, "offload_weight_update_variables", None),
             )
@@ -113,7 +113,8 @@ class ModelExtension(PipeliningExtension):
     def save_assets(self, dir_path: str) -> None:
         """Write the options beside the weights. Plain Keras reads the rest of the file and leaves this alone."""
         options = self._ipu_session.options
-        options = dataclasses.replace(options, stages=saved_stages(self, options.stages))
+        accumulation = options.accumulation.of_weights(keras_model.variables(self, "predict").trainable)
+        options = dataclasses.replace(options, stages=saved_stages(self, options.stages), accumulation=accumulation)
         pathlib.Path(dir_path, OPTIONS_FILE).write_text(options.to_json())
 
     def load_assets(self, dir_path: str) -> None:

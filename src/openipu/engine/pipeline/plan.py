@@ -18,7 +18,7 @@ from .keras_stages import stage_functions
 from .loop import StageLoop, Staging
 from .options import Pipelining
 from .packing import Spec
-from .rules import check_model, check_training, devices_of_stages
+from .rules import check_model, check_training, devices_of_stages, one_dtype
 from .schedules import Schedule
 from .sharded import ShardedUpdate
 from .split import Stage
@@ -89,7 +89,7 @@ def make_stage_loop(
     update = None
     accumulation = Accumulation()
     if mode == "train":
-        accumulation = options.accumulation
+        accumulation = one_dtype(options.accumulation.of_weights(owners.trainable))
         update = make_update(
             model.optimizer, owners.trainable, weights, options.average_replicas, place.replicas,
             keras_model.decays, keras_model.forget,
