@@ -35,7 +35,7 @@ _ARRAYS = "arrays"
 _SAVING, _REMOVED = "saving-", "removed-"
 
 
-class Damaged(Exception):
+class DamagedError(Exception):
     """A checkpoint's files are not as they were written."""
 
 
@@ -148,7 +148,7 @@ class Checkpoints:
         """The newest intact checkpoint (or that of `step`) and its step; arrays come as NumPy arrays.
 
         `like` says what to read: its keys, each with a tree of the same structure, shapes and dtypes as was saved, or
-        with None to take what there is as a flat dict. Damaged checkpoints are named in a warning and passed over.
+        with None to take what there is as a flat dict. DamagedError checkpoints are named in a warning and passed over.
         """
         self.wait()
         steps = self.all_steps()
@@ -157,7 +157,7 @@ class Checkpoints:
         for candidate in reversed(steps) if step is None else (step,):
             try:
                 tree = _read(self.folder / str(candidate), like)
-            except Damaged as error:
+            except DamagedError as error:
                 if step is not None:
                     raise ValueError(f"{error} Use another step: there are {steps}.") from None
                 warnings.warn(f"{error} It is passed over.", RuntimeWarning, stacklevel=2)
@@ -188,7 +188,8 @@ def _copies(arrays: dict[str, Any]) -> dict[str, Any]:
     """Copies that nobody else can change; those on a device are made there, without waiting for their values."""
     on_device = {name: a for name, a in arrays.items() if isinstance(a, jax.Array)}
     host = {name: np.array(a) for name, a in arrays.items() if name not in on_device}
-    return jax.device_put(on_device, may_alias=False) | host
+    copies: dict[str, Any] = jax.device_put(on_device, may_alias=False)
+    return copies | host
 
 
 def _like(saved: dict[str, Any], key: str, like: Tree, place: str) -> Tree:
@@ -232,7 +233,7 @@ def _write(folder: Path, step: int, arrays: dict[str, np.ndarray], values: dict[
 
 
 def _read(path: Path, like: dict[str, Tree]) -> dict[str, Tree]:
-    saved = _verified(path)["values"]
+    saved: dict[str, Any] = _verified(path)["values"]
     if (path / _ARRAYS).exists():
         with _checkpointer() as orbax:
             saved |= orbax.restore(path / _ARRAYS)
@@ -247,12 +248,12 @@ def _verified(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError):
         intact = False
     if not intact:
-        raise Damaged(f"The checkpoint {path} is damaged ({MANIFEST}).")
+        raise DamagedError(f"The checkpoint {path} is damaged ({MANIFEST}).")
     record: dict[str, Any] = json.loads(text)
     found = dict(_digests(path))
     for name in sorted(record["files"].keys() | found.keys()):
         if record["files"].get(name) != found.get(name):
-            raise Damaged(f"The checkpoint {path} is damaged ({name}).")
+            raise DamagedError(f"The checkpoint {path} is damaged ({name}).")
     return record
 
 

@@ -1,0 +1,144 @@
+"""Callbacks for `fit` of models that were made in a strategy's scope."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from openipu.engine import model as keras_model
+from openipu.engine import position as positions
+from openipu.engine.checkpoint import Checkpoints
+from openipu.engine.plan import positive
+from openipu.engine.position import Position
+from openipu.engine.run import Logs, Moment
+from openipu.engine.state import State
+
+import keras
+import numpy as np
+
+__all__ = ["Checkpoint"]
+log = logging.getLogger("openipu")
+
+
+class Checkpoint(keras.callbacks.Callback):
+    """Saves all that training depends on; the same `fit`, called again in a new process, goes on from there.
+
+    >>> model.fit(x, y, epochs=10, callbacks=[ipu.callbacks.Checkpoint("run")])
+
+    It goes on also in the middle of an epoch, and ends with the same bits as a run that was never stopped. A checkpoint
+    holds weights, optimizer, metrics, random state, the position in the data, and the history. One folder belongs to
+    one run: use another one to begin anew.
+
+    Args:
+        dir: Folder of the checkpoints. It is made when it is needed.
+        every_n_executions: Executions from one checkpoint to the next. One that falls due while another is still
+            being written is saved after the next execution. The last execution is always saved.
+        keep: How many of the newest checkpoints stay; None keeps all.
+        every_seconds: If given, the least time from one checkpoint to the next.
+    """
+
+    def __init__(
+        self,
+        dir: str | Path,
+        every_n_executions: int = 1,
+        keep: int | None = 5,
+        every_seconds: float | None = None,
+    ) -> None:
+        super().__init__()
+        self._every = positive("every_n_executions", every_n_executions)
+        self._checkpoints = Checkpoints(dir, keep=positive("keep", keep, optional=True), every_seconds=every_seconds)
+        self._epoch, self._waiting = 0, 0
+        self._history: dict[str, Any] | None = None
+
+    def load_weights(self, model: Any) -> int:
+        """Put the weights of the newest intact checkpoint into any built Keras model like the one it was saved from.
+
+        Returns:
+            The step it was saved at: batches trained on, over all replicas.
+        """
+        owners = keras_model.variables(model, "predict")
+        step, tree = self._checkpoints.restore(_tree(keras_model.values_of(owners), "trainable", "non_trainable"))
+        keras_model.assign(owners, State(tree["trainable"], tree["non_trainable"], [], []))
+        return step
+
+    # --- what Keras calls
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002
+        """Go on from the newest intact checkpoint, if there is one."""
+        session = getattr(self.model, "_ipu_session", None)
+        if session is None:
+            raise ValueError(
+                f"`Checkpoint` saves models of a strategy, but {self.model.name!r} was made outside of its scope. Make "
+                "it inside `strategy.scope()`, or use `keras.callbacks.BackupAndRestore`."
+            )
+        session.executed = self._executed
+        self._waiting, self._history = 0, None
+        if self._checkpoints.latest() is not None:
+            session.resume = self._restore()
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002
+        """Note the epoch."""
+        self._epoch = epoch
+        self._restore_history()
+
+    def on_train_end(self, logs: Logs | None = None) -> None:  # noqa: ARG002
+        """Wait until the last checkpoint is written."""
+        self._restore_history()
+        self._checkpoints.close()
+
+    # --- saving and restoring
+
+    def _executed(self, position: Position, state: Callable[[], State], logs: Logs, ended: bool) -> None:
+        self._waiting += 1
+        last = ended and self._epoch + 1 == self.params["epochs"]
+        if not last and (self._waiting < self._every or not self._checkpoints.due(position.step)):
+            return
+        self._waiting = 0
+        history = self.model.history
+        fit = {
+            "epoch": self._epoch,
+            "position": replace(position, now=positions.random()).to_json(),
+            "history": json.dumps({"epoch": history.epoch, "history": history.history}, default=_as_list),
+        }
+        self._checkpoints.save(position.step, {"fit": fit, "logs": logs, **_tree(state(), *State._fields)})
+
+    def _restore(self) -> Moment:
+        """The newest intact checkpoint, also put into the model, for callbacks that look at it before it runs."""
+        owners = keras_model.variables(self.model, "train")
+        like = _tree(keras_model.values_of(owners), "trainable", "non_trainable", "optimizer")
+        step, tree = self._checkpoints.restore(like | {"fit": None, "logs": None, "metrics": None})
+        metrics = [tree["metrics"][str(i)] for i in range(len(tree["metrics"]))]
+        if len(metrics) != len(owners.metrics):
+            raise ValueError(
+                f"The checkpoint of step {step} in {self._checkpoints.folder} has {len(metrics)} metric variables, "
+                f"the model {len(owners.metrics)}. Compile it with the same metrics, or use another folder."
+            )
+        state = State(tree["trainable"], tree["non_trainable"], tree["optimizer"], metrics)
+        keras_model.assign(owners, state)
+        self._history = json.loads(tree["fit"]["history"])
+        moment = Moment(tree["fit"]["epoch"], Position.from_json(tree["fit"]["position"]), state, tree["logs"])
+        log.info(
+            "%s: goes on from the checkpoint of step %d in %s: epoch %d, step %d",
+            self.model.name, step, self._checkpoints.folder, moment.epoch + 1, moment.position.done,
+        )  # fmt: skip
+        return moment
+
+    def _restore_history(self) -> None:
+        """Put back the history of the epochs that are over. Not earlier: Keras empties it when training begins."""
+        if self._history is not None:
+            self.model.history.epoch[:] = self._history["epoch"]
+            self.model.history.history.update(self._history["history"])
+            self._history = None
+
+
+def _tree(state: State, *parts: str) -> dict[str, Any]:
+    return {part: getattr(state, part) for part in parts}
+
+
+def _as_list(value: Any) -> Any:
+    """An array among the logs as JSON knows it."""
+    return np.asarray(value).tolist()

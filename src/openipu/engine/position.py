@@ -1,0 +1,98 @@
+"""Where a run is in its data, and the random sequences that order the data: NumPy's, Python's, and torch's if loaded.
+
+Keras' own random numbers (dropout) need nothing here: their seeds are variables of the model.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import random as python
+import sys
+from typing import Any
+
+import numpy as np
+
+Random = dict[str, Any]
+"""The state of each random sequence by the name of its package."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Position:
+    """How much of its data a feed has given out, and how to come there again.
+
+    `epoch` counts the epochs before this one, `done` the steps of this one, `passes` the passes over the data that were
+    begun, `taken` the batches taken from the last of them, `step` all steps. Random sequences are those when the first
+    epoch began (`begun`), when the last pass was opened (`opened`), before the next slab was read (`ahead`, because
+    that happens while the last one still runs), and `now`.
+    """
+
+    epoch: int = -1
+    done: int = 0
+    passes: int = 0
+    taken: int = 0
+    step: int = 0
+    begun: Random | None = None
+    opened: Random | None = None
+    ahead: Random | None = None
+    now: Random | None = None
+
+    def to_json(self) -> str:
+        """Text that `from_json` reads."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return json.dumps({n: _texts(v) if isinstance(v, dict) else v for n, v in fields.items()})
+
+    @classmethod
+    def from_json(cls, text: str) -> Position:
+        """The position behind a text."""
+        fields: dict[str, Any] = json.loads(text)
+        random: dict[str, Any] = {n: _states(v) for n, v in fields.items() if isinstance(v, dict)}
+        return cls(**fields | random)
+
+
+def random() -> Random:
+    """The random sequences as they are."""
+    state: Random = {"numpy": np.random.get_state(), "python": python.getstate()}
+    if "torch" in sys.modules:
+        state["torch"] = sys.modules["torch"].get_rng_state().numpy()
+    return state
+
+
+def set_random(state: Random | None) -> None:
+    """Let the random sequences go on from `state`."""
+    if state is None:
+        return
+    np.random.set_state(state["numpy"])
+    python.setstate(state["python"])
+    if "torch" in state and "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
+
+
+def _texts(state: Random) -> dict[str, Any]:
+    name, keys, *rest = state["numpy"]
+    version, words, gauss = state["python"]
+    texts = {
+        "numpy": [name, _encode(keys), *rest],
+        "python": [version, _encode(np.asarray(words, np.uint32)), gauss],
+    }
+    return texts | {n: _encode(v) for n, v in state.items() if n == "torch"}
+
+
+def _states(texts: dict[str, Any]) -> Random:
+    name, keys, *rest = texts["numpy"]
+    version, words, gauss = texts["python"]
+    state: Random = {
+        "numpy": (name, _decode(keys, np.uint32), *rest),
+        "python": (version, tuple(_decode(words, np.uint32).tolist()), gauss),
+    }
+    return state | {n: _decode(v, np.uint8) for n, v in texts.items() if n == "torch"}
+
+
+def _encode(words: np.ndarray) -> str:
+    return base64.b64encode(words.tobytes()).decode("ascii")
+
+
+def _decode(text: str, dtype: Any) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), dtype)
