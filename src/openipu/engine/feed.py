@@ -15,6 +15,7 @@ the rows that plain Keras shows them.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
@@ -25,8 +26,7 @@ import jax
 import numpy as np
 
 from . import model as keras_model
-from . import position
-from .position import Position, Random
+from .position import Position, Random, random, set_random
 from .replicate import Replicas
 
 Tree = Any
@@ -79,12 +79,14 @@ class Source(Protocol):
     batch_size: int | None
     opened: Random
     """The random sequences when the pass that was started last was opened."""
+    changes: bool
+    """Whether the data may change when an epoch ends."""
 
     def start(self, width: int) -> Pass:
         """A new pass whose slabs are `width` batches wide."""
 
-    def replay(self, epochs: int, passes: int) -> None:
-        """Do to the data what that many epochs and passes do to it, except to read it."""
+    def replay(self, position: Position) -> None:
+        """Bring new data to where it was when the pass of `position` was opened, without reading earlier passes."""
 
     def first_batch(self) -> Tree:
         """The first batch of a pass of its own, as host arrays."""
@@ -111,15 +113,16 @@ class ArraySource:
         self.batch_size: int | None = self._batch
         self._replicas = replicas
         self.num_batches: int | None = adapter.num_batches
+        self.changes = False
         self._host = keras_model.whole_arrays(adapter)
         self.resident: Tree = jax.device_put(self._host, replicas.everywhere())
 
     def start(self, width: int) -> _ArrayPass:
         """Begin a pass in a new order."""
-        self.opened = position.random()
+        self.opened = random()
         return _ArrayPass(self._order(), self._batch, width, self._replicas)
 
-    def replay(self, epochs: int, passes: int) -> None:
+    def replay(self, position: Position) -> None:
         """Nothing: each order is drawn from NumPy's random sequence alone."""
 
     def first_batch(self) -> Tree:
@@ -184,22 +187,27 @@ class StreamSource:
         self.resident: Tree = None
         self.num_batches: int | None = adapter.num_batches
         self.batch_size: int | None = adapter.batch_size
+        self.changes = keras_model.changes(adapter)
         self._peeked: tuple[Tree, Iterator[Tree]] | None = None
 
     def start(self, width: int) -> _StreamPass:
         """Begin a pass, with the batch that was read to learn its size, if one was."""
         peeked, self._peeked = self._peeked, None
         if not peeked:
-            self.opened = position.random()
+            self.opened = random()
         batches = itertools.chain([peeked[0]], peeked[1]) if peeked else keras_model.batches(self._adapter)
         return _StreamPass(batches, width, self._replicas)
 
-    def replay(self, epochs: int, passes: int) -> None:
-        """Open the data as often as those passes did, counting a pass that was begun to learn the size of a batch."""
-        begun = self._peeked is not None
+    def replay(self, position: Position) -> None:
+        """End the epochs that were ended, and open the data as often as it was.
+
+        A pass that was begun to learn the size of a batch is the first one.
+        """
+        begun, passes = self._peeked is not None, position.passes - 1
         if passes or not keras_model.opens_once(self._adapter):
             self._peeked = None
-        keras_model.replay(self._adapter, epochs, passes - begun)
+        keras_model.replay_epochs(self._adapter, [functools.partial(set_random, state) for state in position.ends])
+        keras_model.replay_passes(self._adapter, passes - begun)
 
     def first_batch(self) -> Tree:
         """Read one batch to build the model from."""
@@ -223,7 +231,7 @@ class StreamSource:
 
     def _peek(self) -> tuple[Tree, Iterator[Tree]]:
         if self._peeked is None:
-            self.opened = position.random()
+            self.opened = random()
             batches = keras_model.batches(self._adapter)
             batch = next(batches, None)
             if batch is None:
@@ -337,7 +345,7 @@ class Feed:
 
     def position(self) -> Position:
         """Where the feed is: behind the slab that was given out last."""
-        return replace(self._here, opened=self.source.opened, ahead=position.random())
+        return replace(self._here, opened=self.source.opened, ahead=random())
 
     def resume(self, position: Position) -> None:
         """Let the next epoch begin at `position`, which another feed of the same data had reached."""
@@ -346,18 +354,18 @@ class Feed:
     def epoch(self) -> Iterator[Slab]:
         """Give the slabs of the next epoch."""
         resume, self._resume = self._resume, None
-        if resume is None:
-            begun = self._here.begun or position.random()
-            self._here = replace(self._here, epoch=self._here.epoch + 1, done=0, begun=begun)
-        else:
-            self._here = resume
-            position.set_random(resume.begun)
-            self.source.replay(resume.epoch, resume.passes - 1)
+        self._here = replace(self._here, done=0) if resume is None else resume
+        if resume is not None:
+            self.source.replay(resume)
         self.source.begin_epoch()
         try:
             yield from self._slabs(resume)
         finally:
+            if self.source.changes:
+                self._here = replace(self._here, ends=(*self._here.ends, random()))
             self.source.end_epoch()
+        if resume is not None and resume.step == self._here.step:
+            set_random(resume.now)
 
     def _slabs(self, resume: Position | None) -> Iterator[Slab]:
         if resume is None and self.steps_per_epoch is None:
@@ -376,12 +384,13 @@ class Feed:
 
     def _reopen(self, resume: Position) -> Slab | None:
         """Come to a position within a pass; the slab behind it."""
-        position.set_random(resume.opened)
+        set_random(resume.opened)
         self._pass = self.source.start(self.width)
         self._pass.skip(resume.taken)
-        position.set_random(resume.ahead)
+        set_random(resume.ahead)
         slab = self._next()
-        position.set_random(resume.now)
+        if slab is not None:
+            set_random(resume.now)
         return slab
 
     def _next(self) -> Slab | None:

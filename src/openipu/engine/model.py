@@ -35,7 +35,7 @@ from keras.src.trainers.data_adapters import get_data_adapter
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable, train_validation_split
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset, PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from keras.src.utils.python_utils import pythonify_logs
 
@@ -520,17 +520,23 @@ def opens_once(adapter: DataAdapter) -> bool:
     return isinstance(adapter, TFDatasetAdapter) or reads_ahead(adapter)
 
 
-def replay(adapter: DataAdapter, epochs: int, passes: int) -> None:
-    """Bring a source to where it is after that many epochs and passes, without reading them.
+def changes(adapter: DataAdapter) -> bool:
+    """Whether the source has something of its own to do when an epoch ends, such as to shuffle."""
+    kind = type(adapter.py_dataset) if isinstance(adapter, PyDatasetAdapter) else PyDataset
+    return kind.on_epoch_begin is not PyDataset.on_epoch_begin or kind.on_epoch_end is not PyDataset.on_epoch_end
 
-    A PyDataset may change its order between epochs. Others may draw a new order when they are opened, which is when
-    their first batch is read.
-    """
-    if isinstance(adapter, PyDatasetAdapter):
-        for _ in range(epochs):
-            adapter.py_dataset.on_epoch_begin()
-            adapter.py_dataset.on_epoch_end()
-    else:
+
+def replay_epochs(adapter: DataAdapter, before_ends: list[Callable[[], None]]) -> None:
+    """Let a PyDataset do what it does around epochs, without reading them; each ends after one of `before_ends`."""
+    for before_end in before_ends:
+        adapter.py_dataset.on_epoch_begin()
+        before_end()
+        adapter.py_dataset.on_epoch_end()
+
+
+def replay_passes(adapter: DataAdapter, passes: int) -> None:
+    """Open a source that often: it may draw a new order then, which is when its first batch is read."""
+    if not isinstance(adapter, PyDatasetAdapter):
         for _ in range(passes):
             next(batches(adapter), None)
 

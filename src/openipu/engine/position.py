@@ -22,33 +22,33 @@ Random = dict[str, Any]
 class Position:
     """How much of its data a feed has given out, and how to come there again.
 
-    `epoch` counts the epochs before this one, `done` the steps of this one, `passes` the passes over the data that were
-    begun, `taken` the batches taken from the last of them, `step` all steps. Random sequences are those when the first
-    epoch began (`begun`), when the last pass was opened (`opened`), before the next slab was read (`ahead`, because
-    that happens while the last one still runs), and `now`.
+    `done` counts the steps of this epoch, `passes` the passes over the data that were begun, `taken` the batches taken
+    from the last of them, `step` all steps. Random sequences are those when the last pass was opened (`opened`), before
+    the next slab was read (`ahead`, because that happens while the last one still runs), and `now`. `ends` holds those
+    with which earlier epochs ended, for data that changes then.
     """
 
-    epoch: int = -1
     done: int = 0
     passes: int = 0
     taken: int = 0
     step: int = 0
-    begun: Random | None = None
     opened: Random | None = None
     ahead: Random | None = None
     now: Random | None = None
+    ends: tuple[Random, ...] = ()
 
     def to_json(self) -> str:
         """Text that `from_json` reads."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return json.dumps({n: _texts(v) if isinstance(v, dict) else v for n, v in fields.items()})
+        random: dict[str, Any] = {name: _text(fields[name]) for name in ("opened", "ahead", "now")}
+        return json.dumps(fields | random | {"ends": [_text(state) for state in self.ends]})
 
     @classmethod
     def from_json(cls, text: str) -> Position:
         """The position behind a text."""
         fields: dict[str, Any] = json.loads(text)
-        random: dict[str, Any] = {n: _states(v) for n, v in fields.items() if isinstance(v, dict)}
-        return cls(**fields | random)
+        random: dict[str, Any] = {name: _state(fields[name]) for name in ("opened", "ahead", "now")}
+        return cls(**fields | random | {"ends": tuple(map(_state, fields["ends"]))})
 
 
 def random() -> Random:
@@ -61,8 +61,7 @@ def random() -> Random:
 
 def set_random(state: Random | None) -> None:
     """Let the random sequences go on from `state`."""
-    if state is None:
-        return
+    assert state is not None, "only a position that was saved has them all"
     np.random.set_state(state["numpy"])
     python.setstate(state["python"])
     if "torch" in state and "torch" in sys.modules:
@@ -70,24 +69,22 @@ def set_random(state: Random | None) -> None:
         torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
 
 
-def _texts(state: Random) -> dict[str, Any]:
+def _text(state: Random) -> dict[str, Any]:
+    """The state as JSON knows it."""
     name, keys, *rest = state["numpy"]
     version, words, gauss = state["python"]
-    texts = {
-        "numpy": [name, _encode(keys), *rest],
-        "python": [version, _encode(np.asarray(words, np.uint32)), gauss],
-    }
-    return texts | {n: _encode(v) for n, v in state.items() if n == "torch"}
+    text = {"numpy": [name, _encode(keys), *rest], "python": [version, _encode(np.asarray(words, np.uint32)), gauss]}
+    return text | {n: _encode(v) for n, v in state.items() if n == "torch"}
 
 
-def _states(texts: dict[str, Any]) -> Random:
-    name, keys, *rest = texts["numpy"]
-    version, words, gauss = texts["python"]
+def _state(text: dict[str, Any]) -> Random:
+    name, keys, *rest = text["numpy"]
+    version, words, gauss = text["python"]
     state: Random = {
         "numpy": (name, _decode(keys, np.uint32), *rest),
         "python": (version, tuple(_decode(words, np.uint32).tolist()), gauss),
     }
-    return state | {n: _decode(v, np.uint8) for n, v in texts.items() if n == "torch"}
+    return state | {n: _decode(v, np.uint8) for n, v in text.items() if n == "torch"}
 
 
 def _encode(words: np.ndarray) -> str:
