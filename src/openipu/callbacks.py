@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ import numpy as np
 __all__ = ["Checkpoint"]
 log = logging.getLogger("openipu")
 
+Numbers = dict[str, float]
+"""Attributes of a callback that are numbers."""
+
 
 class Checkpoint(keras.callbacks.Callback):
     """Saves all that training depends on; the same `fit`, called again in a new process, goes on from there.
@@ -35,10 +39,11 @@ class Checkpoint(keras.callbacks.Callback):
 
     Args:
         dir: Folder of the checkpoints. It is made when it is needed.
-        every_n_executions: Executions from one checkpoint to the next. One that falls due while another is still
-            being written is saved after the next execution. The last execution is always saved.
+        every_n_executions: Executions from one checkpoint to the next. The last execution is always saved.
         keep: How many of the newest checkpoints stay; None keeps all.
         every_seconds: If given, the least time from one checkpoint to the next.
+        max_share: The share of the time that writing may take. With executions so short that it would take more, the
+            next checkpoint waits. 1 lets it take what it needs.
     """
 
     def __init__(
@@ -47,12 +52,15 @@ class Checkpoint(keras.callbacks.Callback):
         every_n_executions: int = 1,
         keep: int | None = 5,
         every_seconds: float | None = None,
+        max_share: float = 0.1,
     ) -> None:
         super().__init__()
         self._every = positive("every_n_executions", every_n_executions)
-        self._checkpoints = Checkpoints(dir, keep=positive("keep", keep, optional=True), every_seconds=every_seconds)
+        keep = positive("keep", keep, optional=True)
+        self._checkpoints = Checkpoints(dir, keep=keep, every_seconds=every_seconds, max_share=max_share)
         self._epoch, self._waiting = 0, 0
-        self._history: dict[str, Any] | None = None
+        self._fresh: list[Numbers] = []
+        self._pending: Callable[[], None] | None = None
 
     def load_weights(self, model: Any) -> int:
         """Put the weights of the newest intact checkpoint into any built Keras model like the one it was saved from.
@@ -76,18 +84,19 @@ class Checkpoint(keras.callbacks.Callback):
                 "it inside `strategy.scope()`, or use `keras.callbacks.BackupAndRestore`."
             )
         session.executed = self._executed
-        self._waiting, self._history = 0, None
+        self._waiting, self._fresh, self._pending = 0, [], None
         if self._checkpoints.latest() is not None:
             session.resume = self._restore()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002
-        """Note the epoch."""
+        """Note the epoch, and what the other callbacks are like before they have seen anything."""
         self._epoch = epoch
-        self._restore_history()
+        if not self._fresh:
+            self._fresh = [_numbers(callback) for callback in self._callbacks()]
 
     def on_train_end(self, logs: Logs | None = None) -> None:  # noqa: ARG002
         """Wait until the last checkpoint is written."""
-        self._restore_history()
+        self._resumed()
         self._checkpoints.close()
 
     # --- saving and restoring
@@ -103,6 +112,7 @@ class Checkpoint(keras.callbacks.Callback):
             "epoch": self._epoch,
             "position": replace(position, now=positions.random()).to_json(),
             "history": json.dumps({"epoch": history.epoch, "history": history.history}, default=_as_list),
+            "callbacks": json.dumps([_changed(c, old) for c, old in zip(self._callbacks(), self._fresh, strict=True)]),
         }
         self._checkpoints.save(position.step, {"fit": fit, "logs": logs, **_tree(state(), *State._fields)})
 
@@ -119,20 +129,44 @@ class Checkpoint(keras.callbacks.Callback):
             )
         state = State(tree["trainable"], tree["non_trainable"], tree["optimizer"], metrics)
         keras_model.assign(owners, state)
-        self._history = json.loads(tree["fit"]["history"])
-        moment = Moment(tree["fit"]["epoch"], Position.from_json(tree["fit"]["position"]), state, tree["logs"])
+        fit = tree["fit"]
+        self._pending = partial(self._put_back, json.loads(fit["history"]), json.loads(fit["callbacks"]))
+        moment = Moment(fit["epoch"], Position.from_json(fit["position"]), state, tree["logs"], self._resumed)
         log.info(
             "%s: goes on from the checkpoint of step %d in %s: epoch %d, step %d",
             self.model.name, step, self._checkpoints.folder, moment.epoch + 1, moment.position.done,
         )  # fmt: skip
         return moment
 
-    def _restore_history(self) -> None:
-        """Put back the history of the epochs that are over. Not earlier: Keras empties it when training begins."""
-        if self._history is not None:
-            self.model.history.epoch[:] = self._history["epoch"]
-            self.model.history.history.update(self._history["history"])
-            self._history = None
+    def _resumed(self) -> None:
+        """Put back what Keras and callbacks forget when training begins."""
+        if self._pending is not None:
+            self._pending()
+            self._pending = None
+
+    def _put_back(self, history: dict[str, Any], callbacks: list[tuple[str, Numbers]]) -> None:
+        self.model.history.epoch[:] = history["epoch"]
+        self.model.history.history.update(history["history"])
+        for callback, (kind, numbers) in zip(self._callbacks(), callbacks, strict=False):
+            if type(callback).__name__ == kind:
+                vars(callback).update(numbers)
+
+    def _callbacks(self) -> list[Any]:
+        """All others that take part in the running `fit`; none when it is over."""
+        running = self.model._ipu_session.callbacks
+        return [c for c in running.callbacks if c is not self] if running else []
+
+
+def _numbers(callback: Any) -> Numbers:
+    """What a callback counts or remembers, such as the patience that is used up and the best value so far."""
+    values = {name: v.item() if isinstance(v, np.generic) else v for name, v in vars(callback).items()}
+    return {name: v for name, v in values.items() if isinstance(v, (bool, int, float))}
+
+
+def _changed(callback: Any, fresh: Numbers) -> tuple[str, Numbers]:
+    """The numbers that a callback has changed; what the user gave it stays out."""
+    numbers = {name: v for name, v in _numbers(callback).items() if v != fresh.get(name)}
+    return type(callback).__name__, numbers
 
 
 def _tree(state: State, *parts: str) -> dict[str, Any]:

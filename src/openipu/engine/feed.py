@@ -345,11 +345,12 @@ class Feed:
 
     def position(self) -> Position:
         """Where the feed is: behind the slab that was given out last."""
-        return replace(self._here, opened=self.source.opened, ahead=random())
+        source = self.source
+        return replace(self._here, batch_size=source.batch_size, opened=source.opened, ahead=random())
 
     def resume(self, position: Position) -> None:
         """Let the next epoch begin at `position`, which another feed of the same data had reached."""
-        self._resume = position
+        self._resume = position.for_batches_of(self.source.batch_size, self.source.num_batches)
 
     def epoch(self) -> Iterator[Slab]:
         """Give the slabs of the next epoch."""

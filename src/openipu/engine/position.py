@@ -23,19 +23,30 @@ class Position:
     """How much of its data a feed has given out, and how to come there again.
 
     `done` counts the steps of this epoch, `passes` the passes over the data that were begun, `taken` the batches taken
-    from the last of them, `step` all steps. Random sequences are those when the last pass was opened (`opened`), before
-    the next slab was read (`ahead`, because that happens while the last one still runs), and `now`. `ends` holds those
-    with which earlier epochs ended, for data that changes then.
+    from the last of them, `step` all steps; a batch has `batch_size` rows, if that is known.
+
+    Random sequences are those when the last pass was opened (`opened`), before the next slab was read (`ahead`, because
+    that happens while the last one still runs), and `now`. `ends` holds those with which earlier epochs ended, for data
+    that changes then.
     """
 
     done: int = 0
     passes: int = 0
     taken: int = 0
     step: int = 0
+    batch_size: int | None = None
     opened: Random | None = None
     ahead: Random | None = None
     now: Random | None = None
     ends: tuple[Random, ...] = ()
+
+    def for_batches_of(self, batch_size: int | None, num_batches: int | None) -> Position:
+        """The same position in data that is cut into batches of another size, such as one replica's of several."""
+        if batch_size is None or self.batch_size is None or batch_size == self.batch_size:
+            return self
+        done = _rescale(self.done, self.batch_size, batch_size, num_batches)
+        taken = _rescale(self.taken, self.batch_size, batch_size, num_batches)
+        return dataclasses.replace(self, done=done, taken=taken, batch_size=batch_size)
 
     def to_json(self) -> str:
         """Text that `from_json` reads."""
@@ -67,6 +78,16 @@ def set_random(state: Random | None) -> None:
     if "torch" in state and "torch" in sys.modules:
         torch = sys.modules["torch"]
         torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
+
+
+def _rescale(batches: int, old: int, new: int, num_batches: int | None) -> int:
+    whole, rest = divmod(batches * old, new)
+    if rest and whole + 1 != num_batches:
+        raise ValueError(
+            f"The checkpoint was saved after {batches} batches of {old} rows, which is in the middle of a batch of "
+            f"{new} rows. Use batch_size={old}, or a divisor of {batches * old}."
+        )
+    return whole + bool(rest)
 
 
 def _text(state: Random) -> dict[str, Any]:

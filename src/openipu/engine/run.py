@@ -69,13 +69,15 @@ class StepFunction:
 class Moment:
     """A running `fit` between two executions: all that another process needs in order to go on from here.
 
-    `state` is a `Held.snapshot`, `epoch` Keras' number of the epoch and `logs` those of the last execution.
+    `state` is a `Held.snapshot`, `epoch` Keras' number of the epoch and `logs` those of the last execution. `resumed`
+    is called when all is in place: after `on_epoch_begin`, which this moment had behind it.
     """
 
     epoch: int
     position: Position
     state: State
     logs: Logs
+    resumed: Callable[[], None]
 
 
 class Session:
@@ -87,6 +89,8 @@ class Session:
         self._held: list[Held] = []
         self.validation: Feed | None = None
         """The validation data of a running `fit`, kept over its epochs."""
+        self.callbacks: Any = None
+        """The callbacks of a running `fit`."""
         self.resume: Moment | None = None
         """Where a `fit` goes on, if not at its beginning. Set by a callback when training begins."""
         self.executed: Callable[[Position, Callable[[], State], Logs, bool], None] | None = None
@@ -136,6 +140,7 @@ class Session:
             self.resume = None
             held.load(resume.state)
             feed.resume(resume.position)
+            resume.resumed()
         began = getattr(callbacks, f"on_{mode}_batch_begin")
         ended = getattr(callbacks, f"on_{mode}_batch_end")
         slabs = _Ahead(feed.epoch())
@@ -246,6 +251,7 @@ def fit(
         model, callbacks, add_history=True, verbose=verbose, epochs=epochs, steps=feed.num_steps
     )
     session.validation = session.resume = session.executed = None
+    session.callbacks = callbacks
     model.stop_training = False
     epoch_logs: Logs = {}
     callbacks.on_train_begin()
@@ -273,7 +279,7 @@ def fit(
             if model.stop_training:
                 break
     finally:
-        session.validation = session.resume = session.executed = None
+        session.validation = session.resume = session.executed = session.callbacks = None
         if epochs > 0:
             keras_model.finalize(model)
     callbacks.on_train_end(logs=epoch_logs)
