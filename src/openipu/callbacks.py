@@ -24,8 +24,8 @@ import numpy as np
 __all__ = ["Checkpoint"]
 log = logging.getLogger("openipu")
 
-Numbers = dict[str, float]
-"""Attributes of a callback that are numbers."""
+COUNTERS = ("best", "best_epoch", "cooldown_counter", "stopped_epoch", "wait")
+"""What EarlyStopping, ReduceLROnPlateau and ModelCheckpoint call what they decide by."""
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -34,8 +34,8 @@ class Checkpoint(keras.callbacks.Callback):
     >>> model.fit(x, y, epochs=10, callbacks=[ipu.callbacks.Checkpoint("run")])
 
     It goes on also in the middle of an epoch, and ends with the same bits as a run that was never stopped. A checkpoint
-    holds weights, optimizer, metrics, random state, the position in the data, and the history. One folder belongs to
-    one run: use another one to begin anew.
+    holds weights, optimizer, metrics, random state, the position in the data, the history, and the counters of Keras'
+    callbacks. One folder belongs to one run: use another one to begin anew.
 
     Args:
         dir: Folder of the checkpoints. It is made when it is needed.
@@ -59,7 +59,6 @@ class Checkpoint(keras.callbacks.Callback):
         keep = positive("keep", keep, optional=True)
         self._checkpoints = Checkpoints(dir, keep=keep, every_seconds=every_seconds, max_share=max_share)
         self._epoch, self._waiting = 0, 0
-        self._fresh: list[Numbers] = []
         self._pending: Callable[[], None] | None = None
 
     def load_weights(self, model: Any) -> int:
@@ -84,15 +83,13 @@ class Checkpoint(keras.callbacks.Callback):
                 "it inside `strategy.scope()`, or use `keras.callbacks.BackupAndRestore`."
             )
         session.executed = self._executed
-        self._waiting, self._fresh, self._pending = 0, [], None
+        self._waiting, self._pending = 0, None
         if self._checkpoints.latest() is not None:
             session.resume = self._restore()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002
-        """Note the epoch, and what the other callbacks are like before they have seen anything."""
+        """Note the epoch."""
         self._epoch = epoch
-        if not self._fresh:
-            self._fresh = [_numbers(callback) for callback in self._callbacks()]
 
     def on_train_end(self, logs: Logs | None = None) -> None:  # noqa: ARG002
         """Wait until the last checkpoint is written."""
@@ -112,7 +109,7 @@ class Checkpoint(keras.callbacks.Callback):
             "epoch": self._epoch,
             "position": replace(position, now=positions.random()).to_json(),
             "history": json.dumps({"epoch": history.epoch, "history": history.history}, default=_as_list),
-            "callbacks": json.dumps([_changed(c, old) for c, old in zip(self._callbacks(), self._fresh, strict=True)]),
+            "callbacks": json.dumps([_counters(callback) for callback in self._callbacks()]),
         }
         self._checkpoints.save(position.step, {"fit": fit, "logs": logs, **_tree(state(), *State._fields)})
 
@@ -144,29 +141,23 @@ class Checkpoint(keras.callbacks.Callback):
             self._pending()
             self._pending = None
 
-    def _put_back(self, history: dict[str, Any], callbacks: list[tuple[str, Numbers]]) -> None:
+    def _put_back(self, history: dict[str, Any], callbacks: list[dict[str, float]]) -> None:
         self.model.history.epoch[:] = history["epoch"]
         self.model.history.history.update(history["history"])
-        for callback, (kind, numbers) in zip(self._callbacks(), callbacks, strict=False):
-            if type(callback).__name__ == kind:
-                vars(callback).update(numbers)
+        for callback, counters in zip(self._callbacks(), callbacks, strict=False):
+            vars(callback).update({n: v for n, v in counters.items() if hasattr(callback, n)})
 
     def _callbacks(self) -> list[Any]:
-        """All others that take part in the running `fit`; none when it is over."""
+        """Those of the running `fit` that stop it, change the learning rate or save; none when it is over."""
         running = self.model._ipu_session.callbacks
-        return [c for c in running.callbacks if c is not self] if running else []
+        kinds = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau, keras.callbacks.ModelCheckpoint)
+        return [c for c in running.callbacks if isinstance(c, kinds)] if running else []
 
 
-def _numbers(callback: Any) -> Numbers:
-    """What a callback counts or remembers, such as the patience that is used up and the best value so far."""
-    values = {name: v.item() if isinstance(v, np.generic) else v for name, v in vars(callback).items()}
-    return {name: v for name, v in values.items() if isinstance(v, (bool, int, float))}
-
-
-def _changed(callback: Any, fresh: Numbers) -> tuple[str, Numbers]:
-    """The numbers that a callback has changed; what the user gave it stays out."""
-    numbers = {name: v for name, v in _numbers(callback).items() if v != fresh.get(name)}
-    return type(callback).__name__, numbers
+def _counters(callback: Any) -> dict[str, float]:
+    """What a callback of Keras has counted and seen."""
+    values = {name: vars(callback).get(name) for name in COUNTERS}
+    return {name: float(v) if isinstance(v, np.floating) else v for name, v in values.items() if v is not None}
 
 
 def _tree(state: State, *parts: str) -> dict[str, Any]:
