@@ -31,7 +31,7 @@ def main(folder: str) -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("adam", loss, metrics=["accuracy"], steps_per_execution=50)
     checkpoint = ipu.callbacks.Checkpoint(folder, keep=2, max_share=1)
-    history = model.fit(x, y, batch_size=8, epochs=150, verbose=0, callbacks=[checkpoint, Begun()])
+    history = model.fit(x, y, batch_size=8, epochs=90, verbose=0, callbacks=[checkpoint, Begun()])
     digest = hashlib.sha256(repr(history.history).encode())
     for variable in [*model.weights, *model.optimizer.variables]:
         digest.update(np.ascontiguousarray(variable.value).tobytes())
