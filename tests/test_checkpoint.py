@@ -304,8 +304,6 @@ def train(folder, data, at=1000, seed=1, callbacks=(), **settings):
         )
     except InterruptedRunError:
         return None
-    finally:
-        checkpoint._checkpoints.close()
     return history.history, history.epoch, weights(model), np.random.get_state()[1:3]
 
 
@@ -393,6 +391,9 @@ def test_what_cannot_go_on_says_why(tmp_path):
     plain.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"made outside of its scope.*BackupAndRestore"):
         plain.fit(X, X[:, :2], verbose=0, callbacks=[ipu.callbacks.Checkpoint(tmp_path)])
+    two = [ipu.callbacks.Checkpoint(tmp_path), ipu.callbacks.Checkpoint(tmp_path)]
+    with pytest.raises(ValueError, match="Two `Checkpoint` callbacks"):
+        network().fit(X, Y, verbose=0, callbacks=two)
     with pytest.raises(ValueError, match="`every_n_executions` is 0"):
         ipu.callbacks.Checkpoint(tmp_path, every_n_executions=0)
     # Resume a run of 8 rows per batch after 3 batches with 5 rows per batch, and with other metrics.

@@ -82,8 +82,11 @@ class Checkpoint(keras.callbacks.Callback):
                 f"`Checkpoint` saves models of a strategy, but {self.model.name!r} was made outside of its scope. Make "
                 "it inside `strategy.scope()`, or use `keras.callbacks.BackupAndRestore`."
             )
-        session.executed = self._executed
+        if session.keeper is not None:
+            raise ValueError("Two `Checkpoint` callbacks were given, but a run goes on from one place. Give one.")
+        session.keeper = self
         self._waiting, self._pending = 0, None
+        self._checkpoints.wait()
         if self._checkpoints.latest() is not None:
             session.resume = self._restore()
 
@@ -92,26 +95,35 @@ class Checkpoint(keras.callbacks.Callback):
         self._epoch = epoch
 
     def on_train_end(self, logs: Logs | None = None) -> None:  # noqa: ARG002
-        """Wait until the last checkpoint is written."""
+        """Complete the history of a run that had nothing left to do."""
         self._resumed()
+
+    # --- what the engine calls
+
+    def executed(self, position: Position, state: Callable[[], State], logs: Logs, last: bool) -> None:
+        """Save, if it is time to."""
+        self._waiting += 1
+        final = last and self._epoch + 1 == self.params["epochs"]
+        if final or (self._waiting >= self._every and self._checkpoints.due(position.step)):
+            self._waiting = 0
+            parts = _tree(state(), *State._fields)
+            self._checkpoints.save(position.step, {"fit": self._fit(position), "logs": logs, **parts})
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is written."""
         self._checkpoints.close()
 
     # --- saving and restoring
 
-    def _executed(self, position: Position, state: Callable[[], State], logs: Logs, ended: bool) -> None:
-        self._waiting += 1
-        last = ended and self._epoch + 1 == self.params["epochs"]
-        if not last and (self._waiting < self._every or not self._checkpoints.due(position.step)):
-            return
-        self._waiting = 0
+    def _fit(self, position: Position) -> dict[str, Any]:
+        """What is neither state nor logs."""
         history = self.model.history
-        fit = {
+        return {
             "epoch": self._epoch,
             "position": replace(position, now=positions.random()).to_json(),
             "history": json.dumps({"epoch": history.epoch, "history": history.history}, default=_as_list),
             "callbacks": json.dumps([_counters(callback) for callback in self._callbacks()]),
         }
-        self._checkpoints.save(position.step, {"fit": fit, "logs": logs, **_tree(state(), *State._fields)})
 
     def _restore(self) -> Moment:
         """The newest intact checkpoint, also put into the model, for callbacks that look at it before it runs."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from openipu.optimizers.plan import describe
 
@@ -80,6 +80,16 @@ class Moment:
     resumed: Callable[[], None]
 
 
+class Keeper(Protocol):
+    """Somebody who saves moments of a `fit`."""
+
+    def executed(self, position: Position, state: Callable[[], State], logs: Logs, last: bool) -> None:
+        """An execution was launched, perhaps the epoch's last one; `state()` is the state after it."""
+
+    def finish(self) -> None:
+        """Training is over or has failed."""
+
+
 class Session:
     """A model under a strategy: where it runs, its loops, and its state while executions run."""
 
@@ -93,9 +103,8 @@ class Session:
         """The callbacks of a running `fit`."""
         self.resume: Moment | None = None
         """Where a `fit` goes on, if not at its beginning. Set by a callback when training begins."""
-        self.executed: Callable[[Position, Callable[[], State], Logs, bool], None] | None = None
-        """Called in `fit` after each execution: where the feed is, what gives the state, and the logs; True if it
-        was the epoch's last one. Set by a callback when training begins."""
+        self.keeper: Keeper | None = None
+        """Who saves a running `fit`. Set by a callback when training begins."""
 
     @property
     def effective_options(self) -> Options:
@@ -135,7 +144,7 @@ class Session:
         """Run one epoch; gives the logs, or outputs, of each execution after the callbacks have seen them."""
         function = self.function(mode)
         loop, held = function.loop, Held(self.model, mode, function.spread)
-        executed, resume = (self.executed, self.resume) if mode == "train" else (None, None)
+        keeper, resume = (self.keeper, self.resume) if mode == "train" else (None, None)
         if resume is not None:
             self.resume = None
             held.load(resume.state)
@@ -150,15 +159,15 @@ class Session:
             for slab in slabs:
                 began(slab.begin)
                 results = held.run(loop.execute, feed.source.resident, slab)
-                position = feed.position() if executed else None
+                position = feed.position() if keeper else None
                 slabs.prepare()
                 # At most two executions are under way, so that memory does not grow with the number of steps.
                 jax.block_until_ready(running)
                 running = results[-1].value
                 value = _rows(results) if mode == "predict" else results[-1].value
                 ended(slab.end, {"outputs": value} if mode == "predict" else value)
-                if executed and position:
-                    executed(position, held.snapshot, value, slabs.ended)
+                if keeper and position:
+                    keeper.executed(position, held.snapshot, value, slabs.ended)
                 resume = None
                 yield value
             if resume is not None:
@@ -250,7 +259,7 @@ def fit(
     callbacks = keras_model.callback_list(
         model, callbacks, add_history=True, verbose=verbose, epochs=epochs, steps=feed.num_steps
     )
-    session.validation = session.resume = session.executed = None
+    session.validation = session.resume = session.keeper = None
     session.callbacks = callbacks
     model.stop_training = False
     epoch_logs: Logs = {}
@@ -279,7 +288,9 @@ def fit(
             if model.stop_training:
                 break
     finally:
-        session.validation = session.resume = session.executed = session.callbacks = None
+        if session.keeper is not None:
+            session.keeper.finish()
+        session.validation = session.resume = session.keeper = session.callbacks = None
         if epochs > 0:
             keras_model.finalize(model)
     callbacks.on_train_end(logs=epoch_logs)
