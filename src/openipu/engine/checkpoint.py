@@ -105,7 +105,6 @@ class Checkpoints:
         self._finish(but=1)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="openipu-checkpoint")
-            self._thread.submit(_prepare, self.folder)
         self._last_step, self._last_time = step, time.monotonic()
         self._saving.append(self._thread.submit(self._save, step, arrays, values))
         if wait:
@@ -128,8 +127,11 @@ class Checkpoints:
 
     def _save(self, step: int, arrays: dict[str, Any], values: dict[str, Any]) -> None:
         try:
+            import orbax.checkpoint  # noqa: F401 - here, because it takes longer than to write
+
             on_host = {name: np.asarray(a) for name, a in arrays.items()}
             began = time.monotonic()
+            _clean(self.folder)
             _write(self.folder, step, on_host, values)
             for old in self.all_steps()[: -self._keep] if self._keep else []:
                 _remove(self.folder / str(old))
@@ -232,6 +234,10 @@ def _describe(leaf: Any) -> str:
 def _write(folder: Path, step: int, arrays: dict[str, np.ndarray], values: dict[str, Any]) -> None:
     unfinished = folder / f"{_SAVING}{step}"
     unfinished.mkdir(parents=True)
+    needed, free = sum(a.nbytes for a in arrays.values()), shutil.disk_usage(folder).free
+    if needed > free:
+        # Orbax would say so too, but in pages of tracebacks from its threads.
+        raise OSError(f"{needed} bytes are needed and {free} are free on the disk")
     if arrays:
         with _checkpointer() as orbax:
             orbax.save(unfinished / _ARRAYS, arrays)
@@ -291,10 +297,8 @@ def _remove(path: Path) -> None:
     shutil.rmtree(removed, ignore_errors=True)
 
 
-def _prepare(folder: Path) -> None:
-    """Load Orbax, and remove what killed processes left behind. A folder has one writer at a time."""
-    import orbax.checkpoint  # noqa: F401
-
+def _clean(folder: Path) -> None:
+    """Remove what killed processes and failed saves left behind. A folder has one writer at a time."""
     for pattern in (f"{_SAVING}*", f"{_REMOVED}*"):
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
