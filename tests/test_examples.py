@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,10 +21,11 @@ COMMANDS = {
     "keras_tutorial/completed_demos/completed_demo_faster.py": CNN,
     "keras_tutorial/completed_demos/completed_demo_replicated.py": CNN,
     "gradient_accumulation.py": ["--samples", "1000", "--test-samples", "200", "--epochs", "2", "--replicas", "2"],
+    "resume.py": ["--samples", "2000", "--test-samples", "200", "--epochs", "3", "--steps-per-execution", "10"],
 }
 
 
-def example(name: str, *arguments: str) -> str:
+def example(name: str, *arguments: str, ends: int = 0) -> str:
     """What it prints; it must end well, without a warning except the one about the stand-in data."""
     # The backend is left to `import openipu`, as it is for a user.
     environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
@@ -35,7 +37,7 @@ def example(name: str, *arguments: str) -> str:
         timeout=300,
         check=False,
     )
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == ends, result.stderr
     assert "STAND-IN DATA" in result.stderr
     unexpected = [line for line in result.stderr.splitlines() if "Warning" in line and "StandIn" not in line]
     assert not unexpected
@@ -59,9 +61,14 @@ def assert_learned(output: str, arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_example_learns(name):
-    output = example(name, *COMMANDS[name])
+def test_example_learns(name, tmp_path):
+    folder = ["--folder", str(tmp_path / "whole")] if name == "resume.py" else []
+    output = example(name, *COMMANDS[name], *folder)
     assert_learned(output, COMMANDS[name])
+    if name == "resume.py":
+        arguments = [*COMMANDS[name], "--folder", str(tmp_path / "crashed")]
+        example(name, *arguments, "--crash-after", "15", ends=-signal.SIGKILL)
+        assert example(name, *arguments).splitlines()[-2:] == output.splitlines()[-2:]
     if name == "gradient_accumulation.py":
         difference = re.search(r"^Largest difference between any two weights: (\S+)$", output, re.MULTILINE)
         assert difference is not None

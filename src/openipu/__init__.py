@@ -14,7 +14,18 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from openipu import config, data, datasets, gradient_accumulation, ipu_strategy, keras, ops, optimizers, schedules
+    from openipu import (
+        callbacks,
+        config,
+        data,
+        datasets,
+        gradient_accumulation,
+        ipu_strategy,
+        keras,
+        ops,
+        optimizers,
+        schedules,
+    )
     from openipu.ops import (
         all_to_all_op,
         cross_replica_ops,
@@ -27,6 +38,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "all_to_all_op",
+    "callbacks",
     "config",
     "cross_replica_ops",
     "data",

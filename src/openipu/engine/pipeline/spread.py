@@ -49,6 +49,11 @@ class StageSpread:
             [jnp.asarray(np.asarray(m).sum(0), m.dtype) for m in state.metrics],
         )
 
+    def own_metrics(self, rows: list[Any]) -> list[Any]:
+        """Metrics that as many replicas have counted as there are here, on their devices; else nothing."""
+        fits = rows and rows[0].shape[0] == self.replicas.count
+        return self._put(rows, P(AXIS)) if fits else []
+
     def specs(self, state: State) -> Any:
         """How each array of a spread state is split, for `jax.shard_map`."""
         slots = 0 if self.update is None else len(self.update.slots.packing.buffers)
