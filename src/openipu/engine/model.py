@@ -271,12 +271,19 @@ def _on_one_of(
 ) -> Any:
     """`micro` as one of several replicas: random numbers by position in the global batch, statistics by group."""
     rows = jax.tree.leaves(batch)[0].shape[0]
-    with _random_by_position(replicas, rows), _shared_statistics(replicas, group, active):
+    with on_one_of(replicas, group, lambda: rows, active):
         return micro(state, batch)
 
 
 @contextlib.contextmanager
-def _random_by_position(replicas: Replicas, rows: int) -> Iterator[None]:
+def on_one_of(replicas: Replicas, group: int, rows: Callable[[], int | None], active: Any = True) -> Iterator[None]:
+    """What is traced until the block ends is one of several replicas; `rows` tells the samples of a micro-batch."""
+    with _random_by_position(replicas, rows), _shared_statistics(replicas, group, active):
+        yield
+
+
+@contextlib.contextmanager
+def _random_by_position(replicas: Replicas, rows: Callable[[], int | None]) -> Iterator[None]:
     """Keras' random functions draw for the samples of all replicas and give each replica its own.
 
     So dropout does not depend on how a global batch is spread. XLA only computes what is used. What has a parameter
@@ -288,7 +295,7 @@ def _random_by_position(replicas: Replicas, rows: int) -> Iterator[None]:
         def __getattr__(self, name: str) -> Any:
             function = getattr(jax.random, name)
             known = threading.get_ident() == thread and name in _SHAPED
-            return functools.partial(_draw, function, replicas, rows) if known else function
+            return functools.partial(_draw, function, replicas, rows()) if known else function
 
     class Jax:
         random = Random()
@@ -306,7 +313,11 @@ def _random_by_position(replicas: Replicas, rows: int) -> Iterator[None]:
 _SHAPED = ("normal", "uniform", "randint", "truncated_normal", "bernoulli", "gamma", "binomial", "beta", "categorical")
 
 
-def _draw(function: Callable[..., Any], replicas: Replicas, rows: int, key: Any, *args: Any, **kwargs: Any) -> Any:
+def _draw(
+    function: Callable[..., Any], replicas: Replicas, rows: int | None, key: Any, *args: Any, **kwargs: Any
+) -> Any:
+    if rows is None:
+        return function(key, *args, **kwargs)
     values = inspect.signature(function).bind(key, *args, **kwargs)
     shape = values.arguments.get("shape")
     if any(jnp.ndim(a) and jnp.shape(a)[0] == rows for a in values.args[1:] if isinstance(a, jax.Array)):
@@ -440,6 +451,11 @@ def callback_list(model: Any, callbacks: Any, **settings: Any) -> Any:
 def decays(optimizer: Any, weight: Any) -> bool:
     """Whether an optimizer with weight decay applies it to `weight`."""
     return bool(optimizer._use_weight_decay(weight))
+
+
+def optimized_variables(optimizer: Any) -> list[Any]:
+    """The variables that an optimizer was built for."""
+    return list(optimizer._trainable_variables)
 
 
 def finalize(model: Any) -> None:
