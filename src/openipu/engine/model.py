@@ -92,6 +92,7 @@ class Held:
         self._model, self._mode, self._spread = model, mode, spread
         self._state: State | None = None
         self._counted: tuple[list[Any], list[Any]] = [], []
+        self._shown: State | None = None
 
     def run(self, execute: Callable[..., tuple[Any, State]], *args: Any) -> Any:
         """`execute(state, *args)` on the current state; keeps the state it returns, or the old one when it raises."""
@@ -99,8 +100,16 @@ class Held:
         try:
             result, state = execute(state, *args)
         finally:
-            self._state = state
+            # A state that was shown meanwhile is with the variables, where it may have been changed.
+            self._state = None if state is self._shown else state
+            self._shown = None
         return result
+
+    def show(self, state: State) -> None:
+        """Give the variables the state that `run` is about to keep, for somebody who looks before it does."""
+        if state is not self._shown:
+            self._state = self._shown = state
+            self.sync()
 
     def sync(self) -> None:
         """Give the state back to the model's variables."""
@@ -313,12 +322,12 @@ def on_one_of(
 ) -> Any:
     """`micro` as one of several replicas: random numbers by position in the global batch, statistics by group."""
     rows = jax.tree.leaves(batch)[0].shape[0]
-    with on_one_of(replicas, group, lambda: rows, active):
+    with one_of_several(replicas, group, lambda: rows, active):
         return micro(state, batch)
 
 
 @contextlib.contextmanager
-def on_one_of(replicas: Replicas, group: int, rows: Callable[[], int | None], active: Any = True) -> Iterator[None]:
+def one_of_several(replicas: Replicas, group: int, rows: Callable[[], int | None], active: Any = True) -> Iterator[None]:
     """What is traced until the block ends is one of several replicas; `rows` tells the samples of a micro-batch."""
     with _random_by_position(replicas, rows), _shared_statistics(replicas, group, active):
         yield

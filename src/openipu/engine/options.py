@@ -49,6 +49,12 @@ class Options:
     """Whether the optimizer's state is to live in host memory."""
     average_replicas: bool = False
     """Gradients are averaged over replicas instead of summed: what a `CrossReplicaOptimizer` asks for."""
+    live_callbacks: bool = False
+    """Batch callbacks are called for each step, while the execution runs."""
+    prefetch_depth: int | None = None
+    """Batches that are kept ready for executions to come."""
+    buffer_depth: int | None = None
+    """Steps whose logs may wait for the callbacks."""
 
     def with_optimizer(self, plan: OptimizerPlan) -> Options:
         """These options together with what the wrappers around an optimizer ask for."""

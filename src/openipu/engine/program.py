@@ -146,7 +146,7 @@ class DeviceProgram:
             if place.replicas.count == 1:
                 yield
                 return
-            with keras_model.on_one_of(place.replicas, place.batch_norm_group, lambda: trace.rows):
+            with keras_model.one_of_several(place.replicas, place.batch_norm_group, lambda: trace.rows):
                 yield
 
     def _cells(self, needs: Needs) -> list[tuple[Any, Tree]]:

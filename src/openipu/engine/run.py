@@ -6,6 +6,8 @@ things happen, which is Keras' order. While one execution runs on the device, th
 
 from __future__ import annotations
 
+import collections
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +23,7 @@ from . import model as keras_model
 from . import offload
 from .accumulate import Accumulation
 from .feed import Feed, Slab
+from .live import Live, Teller
 from .loop import Loop, Result
 from .model import Held
 from .options import MetricReduction, Options
@@ -54,7 +57,8 @@ class StepFunction:
                 self.spread = replace(self.spread, shards=shards)
             self.spread = replace(self.spread, offloaded=offload.is_offloaded(options, replicas))
         step = keras_model.make_step(model, mode, place, options, self.spread, twin)
-        self.loop = Loop(f"{model.name}_{mode}", step, place, accumulation, self.spread)
+        self.live = Live(options.buffer_depth) if options.live_callbacks else None
+        self.loop = Loop(f"{model.name}_{mode}", step, place, accumulation, self.spread, self.live)
 
     def __call__(self, parts: tuple[Any, ...], iterator: Iterator[Any]) -> tuple[Any, tuple[Any, ...]]:
         """One step on the next batch."""
@@ -71,6 +75,7 @@ class Session:
         self.model, self.strategy = model, strategy
         self.options = Options()
         self._held: list[Held] = []
+        self._live: Live | None = None
         self.validation: Feed | None = None
         """The validation data of a running `fit`, kept over its epochs."""
 
@@ -106,19 +111,25 @@ class Session:
     def sync(self) -> None:
         """Give the running state, if any, back to the model's variables."""
         if self._held:
+            running = self._live.finish() if self._live is not None else None
+            if running is not None:
+                self._held[-1].show(running[1])
             self._held[-1].sync()
 
     def epoch(self, mode: Mode, feed: Feed, callbacks: Any) -> Iterator[Any]:
         """Run one epoch; gives the logs, or outputs, of each execution after the callbacks have seen them."""
         function = self.function(mode)
-        loop, held = function.loop, Held(self.model, mode, function.spread)
+        loop, live, held = function.loop, function.live, Held(self.model, mode, function.spread)
         began = getattr(callbacks, f"on_{mode}_batch_begin")
         ended = getattr(callbacks, f"on_{mode}_batch_end")
-        slabs = _Ahead(feed.epoch())
+        slabs = _Ahead(feed.epoch(), -(-(function.options.prefetch_depth or 1) // feed.width))
         running: Any = None
         self._held.append(held)
         try:
             for slab in slabs:
+                if live is not None:
+                    yield self._run_live(mode, loop, live, held, feed.source.resident, slab, slabs, began, ended)
+                    continue
                 began(slab.begin)
                 results = held.run(loop.execute, feed.source.resident, slab)
                 slabs.prepare()
@@ -132,28 +143,75 @@ class Session:
             held.sync()
             self._held.pop()
 
+    def _run_live(
+        self,
+        mode: Mode,
+        loop: Loop,
+        live: Live,
+        held: Held,
+        resident: Any,
+        slab: Slab,
+        slabs: _Ahead,
+        began: Callable[[int], None],
+        ended: Callable[[int, Logs], None],
+    ) -> Any:
+        """One execution whose steps are told to the callbacks while it runs; its logs, or outputs."""
+        predicts = mode == "predict"
+        teller = Teller(live, slab, began, ended, _batch_outputs if predicts else _step_logs)
+        self._live = live
+        try:
+            launch = functools.partial(teller.launch, meanwhile=slabs.prepare)
+            results = held.run(loop.execute, resident, slab, launch)
+        finally:
+            self._live = None
+        if live.error is not None:
+            raise live.error
+        value = _rows(results) if predicts else results[-1].value
+        teller.rest(functools.partial(_outputs_of, value, slab) if predicts else lambda _: _step_logs(value, 0))
+        return value
+
+
+def _step_logs(logs: Logs, _batch: int) -> Logs:
+    return dict(keras_model.pythonify_logs(logs))
+
+
+def _batch_outputs(outputs: Any, replica: int) -> Logs:
+    return {"outputs": jax.tree.map(lambda a: a[replica], outputs)}
+
+
+def _outputs_of(rows: Any, slab: Slab, batch: int) -> Logs:
+    size = 0 if slab.body is None else jax.tree.leaves(slab.body)[0].shape[2]
+    stop = (batch + 1) * size if batch < slab.count else None
+    return {"outputs": jax.tree.map(lambda a: a[batch * size : stop], rows)}
+
 
 class _Ahead:
-    """An iterator whose next element can be made early. An error in making it is kept until it is asked for."""
+    """An iterator whose next elements can be made early. An error in making one is kept until it is asked for."""
 
-    def __init__(self, slabs: Iterator[Slab]) -> None:
-        self._slabs = slabs
-        self._next: Callable[[], Slab] | None = None
+    def __init__(self, slabs: Iterator[Slab], depth: int) -> None:
+        self._slabs, self._depth = slabs, depth
+        self._ready: collections.deque[Callable[[], Slab]] = collections.deque()
+        self._ended = False
 
     def prepare(self) -> None:
-        try:
-            slab = next(self._slabs)
-        except BaseException as error:
-            self._next = _raiser(error)
-        else:
-            self._next = lambda: slab
+        while len(self._ready) < self._depth and not self._ended:
+            try:
+                slab = next(self._slabs)
+            except BaseException as error:
+                self._ready.append(_raiser(error))
+                self._ended = True
+            else:
+                self._ready.append(functools.partial(_same, slab))
 
     def __iter__(self) -> _Ahead:
         return self
 
     def __next__(self) -> Slab:
-        ready, self._next = self._next, None
-        return ready() if ready else next(self._slabs)
+        return self._ready.popleft()() if self._ready else next(self._slabs)
+
+
+def _same(slab: Slab) -> Slab:
+    return slab
 
 
 def _raiser(error: BaseException) -> Callable[[], Slab]:
