@@ -14,9 +14,26 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from openipu import config, data, datasets, gradient_accumulation, ipu_strategy, keras, ops, optimizers, schedules
-    from openipu import dataset_benchmark, errors, ipu_compiler, ipu_infeed_queue, ipu_outfeed_queue, loops, scopes
-    from openipu import training, utils
+    from openipu import (
+        config,
+        data,
+        dataset_benchmark,
+        datasets,
+        errors,
+        gradient_accumulation,
+        ipu_compiler,
+        ipu_infeed_queue,
+        ipu_outfeed_queue,
+        ipu_strategy,
+        keras,
+        loops,
+        ops,
+        optimizers,
+        schedules,
+        scopes,
+        training,
+        utils,
+    )
     from openipu.ops import all_to_all_op, cross_replica_ops, reduce_scatter_op, replication_ops, within_replica_ops
 
 __version__ = "0.1.0"

@@ -91,8 +91,8 @@ def _epoch(elements: Elements, count: int, use: Callable[[Any], Any]) -> dict[st
         taken = elements.take(1)
         if not taken:
             raise OutOfRangeError(
-                f"The dataset ended after {number} of the {count} elements of an epoch. Give a dataset that repeats, or "
-                "fewer `elements_per_epochs`."
+                f"The dataset ended after {number} of the {count} elements of an epoch. Give a dataset that repeats, "
+                "or fewer `elements_per_epochs`."
             )
         size += sum(a.nbytes for a in jax.tree.leaves(use(taken[0])))
     seconds = max(time.perf_counter() - start, 1e-9)

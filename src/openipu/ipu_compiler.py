@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from openipu.engine.where import current_ordinal
 __all__ = ["compile"]
 
 
-def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:  # noqa: A001 - the name that scripts know
+def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
     """Compile `computation` into one program and run it on the devices of the current scope.
 
     The same function with arguments of the same shapes is compiled once. Keras variables that it uses are read and
@@ -34,7 +35,7 @@ def run_here(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         return fn(*args)
     ordinal = current_ordinal()
     if ordinal is None:
-        raise Exception(  # noqa: TRY002 - the type that scripts know
+        raise Exception(  # the type that scripts know
             "A program was to be compiled, but it was not said for which devices. Do so inside "
             '`with ipu.scopes.ipu_scope("/device:IPU:0"):` or `with strategy.scope():`.'
         )
@@ -48,7 +49,7 @@ def _computation(function: Callable[..., Any], *inputs: Any) -> Any:
         raise ValueError("A computation returned an EstimatorSpec. Return arrays; specs belong to a `model_fn`.")
     parts = tuple(result) if isinstance(result, list | tuple) else (result,)
     operations = [part is None or isinstance(part, Operation) for part in parts]
-    if any(before and not after for before, after in zip(operations, operations[1:], strict=False)):
+    if any(before and not after for before, after in itertools.pairwise(operations)):
         raise ValueError("A computation returned an operation before a value. Return values first, then operations.")
     values = tuple(part for part, operation in zip(parts, operations, strict=True) if not operation)
     return values or Operation()

@@ -151,4 +151,3 @@ def _leave() -> None:
         _scopes -= 1
         if _scopes == 0:
             _undo()
-

@@ -6,6 +6,7 @@ Called outside of a program but inside `strategy.scope()` or `ipu.scopes.ipu_sco
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -152,7 +153,7 @@ def _checked(result: Any, first: list[Any]) -> list[Any]:
     if len(first) == 1 and isinstance(first[0], list | tuple) and len(parts) != 1:
         parts = [result]
     operations = [isinstance(part, Operation) or part is None for part in parts]
-    if any(before and not after for before, after in zip(operations, operations[1:], strict=False)):
+    if any(before and not after for before, after in itertools.pairwise(operations)):
         raise ValueError("A loop's body returned an operation before a value. Return values first, then operations.")
     values = [part for part, operation in zip(parts, operations, strict=True) if not operation]
     if len(values) != len(first):

@@ -69,9 +69,9 @@ def reset_ipu_seed(
         experimental_identical_replicas: Accepted for scripts that give it: random numbers belong to samples here, so
             replicas draw different ones for different samples.
     """
-    import keras
-
     from openipu.engine.where import ordinal_of
+
+    import keras
 
     del cpu_device
     ordinal_of(device)

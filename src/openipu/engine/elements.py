@@ -115,7 +115,7 @@ def _read(shared: _Shared, elements: Iterator[Tree], spec: Tree) -> None:
 
 def _alike(number: int, element: Tree, spec: Tree) -> Tree:
     expected, actual = jax.tree.leaves(spec), jax.tree.leaves(element)
-    same = jax.tree.structure(element) == jax.tree.structure(spec) and all(
+    same = bool(jax.tree.structure(element) == jax.tree.structure(spec)) and all(  # type: ignore[operator]
         a.shape == b.shape and a.dtype == b.dtype for a, b in zip(actual, expected, strict=True)
     )
     if not same:
@@ -150,9 +150,7 @@ class Elements:
         weakref.finalize(self, shared.stop)
         begun, self._begun = self._begun, None
         elements = begun if begun is not None else self._open()
-        threading.Thread(
-            target=_read, args=(shared, elements, self.spec), name="openipu-infeed", daemon=True
-        ).start()
+        threading.Thread(target=_read, args=(shared, elements, self.spec), name="openipu-infeed", daemon=True).start()
 
     @property
     def started(self) -> bool:

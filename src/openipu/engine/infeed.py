@@ -7,6 +7,7 @@ not (`loops.while_loop`), or where the slab would be too large, the program fetc
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from typing import Any, NamedTuple
@@ -94,8 +95,8 @@ class Source:
         if len(elements) < wanted:
             self.elements.put_back(elements)
             raise OutOfRangeError(
-                f"The program takes {wanted} elements of the infeed queue, but {len(elements)} are left. Give a dataset "
-                "that repeats, let the program take fewer, or start again with `infeed_queue.initializer`."
+                f"The program takes {wanted} elements of the infeed queue, but {len(elements)} are left. Give a "
+                "dataset that repeats, let the program take fewer, or start again with `infeed_queue.initializer`."
             )
 
         def stack(*rows: np.ndarray) -> np.ndarray:
@@ -105,7 +106,8 @@ class Source:
 
     def slab_bytes(self, count: int) -> int:
         """Bytes that a slab takes on each replica."""
-        return count * sum(np.dtype(a.dtype).itemsize * int(np.prod(a.shape)) for a in jax.tree.leaves(self.elements.spec))
+        leaves = jax.tree.leaves(self.elements.spec)
+        return count * sum(int(np.dtype(a.dtype).itemsize) * math.prod(a.shape) for a in leaves)
 
     def begin(self, replicas: int) -> None:
         """A program that fetches starts to run."""

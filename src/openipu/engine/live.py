@@ -78,7 +78,10 @@ class Live:
         return thread.result()
 
     def finish(self) -> Any:
-        """Wait for the running execution, if any, and give what it gives. See [Note: looking at the model meanwhile]."""
+        """What the running execution gives, if one runs, as soon as it ends.
+
+        See [Note: looking at the model meanwhile].
+        """
         thread = self._thread
         if thread is None:
             return None

@@ -327,7 +327,9 @@ def on_one_of(
 
 
 @contextlib.contextmanager
-def one_of_several(replicas: Replicas, group: int, rows: Callable[[], int | None], active: Any = True) -> Iterator[None]:
+def one_of_several(
+    replicas: Replicas, group: int, rows: Callable[[], int | None], active: Any = True
+) -> Iterator[None]:
     """What is traced until the block ends is one of several replicas; `rows` tells the samples of a micro-batch."""
     with _random_by_position(replicas, rows), _shared_statistics(replicas, group, active):
         yield

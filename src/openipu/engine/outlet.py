@@ -38,7 +38,7 @@ for longer than 40 seconds, so it has to be less than that."""
 
 
 class Waiting(NamedTuple):
-    """Elements on the device that have not left it yet: the first `count` of `rows`. They leave when `due` are there."""
+    """Elements on the device that have not left it yet: the first `count` of `rows`; `due` of them leave together."""
 
     rows: Tree
     count: Any

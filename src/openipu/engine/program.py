@@ -133,9 +133,7 @@ class DeviceProgram:
         on_all = replicas.program(run, (None, None, 1, None), (None, None, 0))
         arguments = (*self._values(needs), self._slab_shapes(needs), call.arrays)
         donated = () if needs.fetched else 0
-        compiled = (
-            jax.jit(on_all, donate_argnums=donated).lower(*arguments).compile(dict(self._place.compiler_options))
-        )
+        compiled = jax.jit(on_all, donate_argnums=donated).lower(*arguments).compile(dict(self._place.compiler_options))
         return Program(compiled, compiled, time.perf_counter() - start)
 
     @contextlib.contextmanager
@@ -185,7 +183,8 @@ class DeviceProgram:
         for feed in (*needs.fetched, *feeds):
             feed.begin(replicas.count)
         try:
-            result, state, taken = program.call(*values, slabs, call.arrays)
+            call_program: Callable[..., Any] = program.call
+            result, state, taken = call_program(*values, slabs, call.arrays)
             if needs.visits_host:
                 jax.block_until_ready((result, state, taken))
         except jax.errors.JaxRuntimeError:
@@ -355,4 +354,3 @@ def device_program(fn: Callable[..., Any], ordinal: int) -> DeviceProgram:
             _programs.popitem(last=False)
     _programs.move_to_end(key)
     return program
-
