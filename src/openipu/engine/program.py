@@ -81,9 +81,8 @@ class DeviceProgram:
         """Run on all replicas; gives what the first one returns."""
         call = Call.of(args, kwargs or {})
         if call.key not in self.programs:
-            with short_errors():
-                needs = self._discover(call)
-                self.programs[call.key] = needs, self._compile(needs, call)
+            needs = self._discover(call)
+            self.programs[call.key] = needs, self._compile(needs, call)
         return self._launch(*self.programs[call.key], call)
 
     # --- tracing
@@ -93,6 +92,7 @@ class DeviceProgram:
         trace = Trace(self._place.replicas, self._ordinal, True, scope)
 
         def run(arrays: list[Any]) -> None:
+            scope.belongs_here()
             with self._environment(trace):
                 self._fn(*call.args(arrays)[0], **call.args(arrays)[1])
 
@@ -324,19 +324,6 @@ def _unknown(variable: Any) -> Any:
         f"The function uses the Keras variable {variable.path!r}, which is made anew each time the function is traced. "
         "Make layers, models, optimizers and metrics outside of the function."
     )
-
-
-@contextlib.contextmanager
-def short_errors() -> Iterator[None]:
-    """JAX's pages about leaked tracers, replaced by what they mean here."""
-    try:
-        yield
-    except jax.errors.UnexpectedTracerError as error:
-        raise RuntimeError(
-            "A Keras variable is assigned, or a feed is used, inside one of JAX's own loops or conditionals, which do "
-            "not know of it. Use `ipu.loops.repeat` or `ipu.loops.while_loop` there, and "
-            "`ipu.training.gradients` around losses."
-        ) from error
 
 
 _programs: collections.OrderedDict[Any, DeviceProgram] = collections.OrderedDict()

@@ -2,6 +2,9 @@
 
 A `Scope` stands between Keras variables and their users: reading gives the traced value, assigning keeps the new one.
 Scopes nest as loops do; what one does not know, its parent does. Afterwards it tells what was read and assigned.
+
+[Note: JAX's own loops] Inside `jax.lax.fori_loop`, `jax.grad`, `jax.jit` and the like, values belong to a program of
+their own, and a scope around it must not keep them. What changes a variable there is an error, at once and in words.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
+from jax.extend.core import get_opaque_trace_state
 
 Tree = Any
 
@@ -29,6 +33,7 @@ class Scope(keras.StatelessScope):
     ) -> None:
         super().__init__(collect_losses=True)
         self._parent, self._unknown = parent, unknown
+        self._where: Any = None
         self.state_mapping = {id(variable): value for variable, value in values}
         self._cells: dict[int, Tree] = {id(owner): cell for owner, cell in cells}
         self.read: dict[int, Any] = {}
@@ -37,6 +42,15 @@ class Scope(keras.StatelessScope):
         """Variables that got a new value."""
         self.touched: dict[int, Any] = {}
         """Owners of cells that got a new value."""
+
+    def __enter__(self) -> Scope:
+        self.belongs_here()
+        super().__enter__()
+        return self
+
+    def belongs_here(self) -> None:
+        """Changes are made where JAX traces now. See [Note: JAX's own loops]."""
+        self._where = _where()
 
     def get_current_value(self, variable: Any) -> Any:
         """The traced value; Keras calls this whenever a variable is read."""
@@ -51,6 +65,7 @@ class Scope(keras.StatelessScope):
     def add_update(self, update: tuple[Any, Any]) -> None:
         """Keep a new value; Keras calls this whenever a variable is assigned."""
         variable, value = update
+        self._check(f"The Keras variable {variable.path!r} is assigned")
         self.assigned[id(variable)] = variable
         self.state_mapping[id(variable)] = value
 
@@ -61,8 +76,16 @@ class Scope(keras.StatelessScope):
 
     def set_cell(self, owner: Any, cell: Tree) -> None:
         """A new value for the cell of `owner`."""
+        self._check("A feed is used")
         self.touched[id(owner)] = owner
         self._cells[id(owner)] = cell
+
+    def _check(self, what: str) -> None:
+        if self._where != _where():
+            raise RuntimeError(
+                f"{what} inside one of JAX's own loops, conditionals or gradients, which do not carry it along. Use "
+                "`ipu.loops.repeat` or `ipu.loops.while_loop` for loops and `ipu.training.gradients` for gradients."
+            )
 
     def adopt(self, child: Scope) -> None:
         """Take over what a child has changed."""
@@ -70,3 +93,7 @@ class Scope(keras.StatelessScope):
             self.add_update((variable, child.state_mapping[id(variable)]))
         for owner in child.touched.values():
             self.set_cell(owner, child.cell(owner))
+
+
+def _where() -> Any:
+    return get_opaque_trace_state(convention="flax")
