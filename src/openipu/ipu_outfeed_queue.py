@@ -79,6 +79,7 @@ class IPUOutfeedQueue:
         if not trace.discovering:
             waiting = self._buffer.outlet.put(trace.scope.cell(self._buffer), value, trace.replicas.index())
             trace.scope.set_cell(self._buffer, waiting)
+            self._spec = spec
             return Operation()
         if id(self._buffer) in trace.outfeeds:
             raise ValueError(
@@ -90,7 +91,6 @@ class IPUOutfeedQueue:
                 f"An outfeed queue was enqueued with {self._spec} before and with {spec} now. Enqueue the same shapes "
                 "everywhere, or use two queues."
             )
-        self._spec = spec
         trace.outfeeds[id(self._buffer)] = (self._buffer, spec)
         trace.scope.set_cell(self._buffer, ())
         return Operation()

@@ -124,13 +124,16 @@ class DeviceProgram:
             with trace.active(), self._environment(trace):
                 positional, named = call.args(arrays)
                 result = jax.tree.map(jnp.asarray, self._fn(*positional, **named))
-                for feed, _ in needs.outfeeds.values():
-                    feed.outlet.flush(scope.cell(feed), replicas.index())
+                flushed = [
+                    feed.outlet.flush(scope.cell(feed), replicas.index()) for feed, _ in needs.outfeeds.values()
+                ]
                 new = [scope.state_mapping[id(v)] for v in needs.state]
             taken = [jnp.reshape(scope.cell(feed).taken, (1,)) for feed in needs.fetched]
-            return result, self._agreed(needs, new, first), taken
+            # Who waits for these waits for the last visit of every replica.
+            visits = [jnp.reshape(waiting.due, (1,)) for waiting in flushed]
+            return result, self._agreed(needs, new, first), taken, visits
 
-        on_all = replicas.program(run, (None, None, 1, None), (None, None, 0))
+        on_all = replicas.program(run, (None, None, 1, None), (None, None, 0, 0))
         arguments = (*self._values(needs), self._slab_shapes(needs), call.arrays)
         donated = () if needs.fetched else 0
         compiled = jax.jit(on_all, donate_argnums=donated).lower(*arguments).compile(dict(self._place.compiler_options))
@@ -184,9 +187,9 @@ class DeviceProgram:
             feed.begin(replicas.count)
         try:
             call_program: Callable[..., Any] = program.call
-            result, state, taken = call_program(*values, slabs, call.arrays)
+            result, state, taken, visits = call_program(*values, slabs, call.arrays)
             if needs.visits_host:
-                jax.block_until_ready((result, state, taken))
+                jax.block_until_ready((result, state, taken, visits))
         except jax.errors.JaxRuntimeError:
             for feed in needs.fetched:
                 if feed.error is not None:
