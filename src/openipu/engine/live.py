@@ -4,8 +4,9 @@ The program hands the logs of its steps to an outlet. It runs in a thread of its
 logs and calls the callbacks, in the order of steps. What the program has not told when it ends (a pipeline's steps, the
 smaller last batch of a prediction) is told from its results.
 
-[Note: looking at the model meanwhile] A callback that looks at the model's weights has to wait for the end of the
-execution, because only then they are there. The rest of the logs is kept meanwhile.
+[Note: looking at the model meanwhile] A callback that looks at the model has to wait for the end of the execution,
+because only then its weights are there. The rest of the logs is kept meanwhile. Keras takes it for looking at the model
+when a callback says `self.model`.
 """
 
 from __future__ import annotations

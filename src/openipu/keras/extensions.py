@@ -116,8 +116,7 @@ class ModelExtension:
 
         A callback gets the logs after each step, as if `steps_per_execution` were 1, in order and in the thread that
         called `fit`; the program does not wait for it as long as no more than `buffer_depth` steps are behind. The
-        model's weights can be looked at between executions: a callback that does so earlier waits for the end of the
-        execution.
+        weights are there between executions: a callback that uses `self.model` waits for the end of the execution.
         """
         self._set(live_callbacks=_flag("asynchronous", asynchronous))
 
