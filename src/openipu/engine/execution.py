@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from .accumulate import Accumulation
+from .live import Live
 from .replicate import Replicas
 from .state import Spot, State, Step
 
@@ -59,6 +60,8 @@ class Layout:
     replicas: Replicas
     accumulation: Accumulation
     pace: Pace
+    live: Live | None = None
+    """Who is told the logs of each step while the execution runs."""
 
 
 class Counts(NamedTuple):
@@ -84,10 +87,17 @@ class Counts(NamedTuple):
         return cls(packed[0], packed[1], packed[2] > 0)
 
 
+class Kept(NamedTuple):
+    """What leaves the program: results at its end, and what `live` is told meanwhile."""
+
+    results: Tree
+    told: Tree
+
+
 class _Carry(NamedTuple):
     state: State
     total: Tree  # accumulated gradients
-    kept: Tree  # results that leave the program
+    kept: Kept
 
 
 def run_execution(
@@ -98,9 +108,10 @@ def run_execution(
     size = accumulation.steps
     me = replicas.index()
     begin = state
+    batches = counts.steps * replicas.count + counts.extra
 
     def micro(carry: _Carry, index: Any, batch: Tree, add: Add, active: Any = None, spot: Spot | None = None) -> _Carry:
-        """One micro-batch. A replica that is not `active` computes it in vain."""
+        """One micro-batch, the tail if it has no index. A replica that is not `active` computes it in vain."""
         some = active is not None and replicas.count > 1
         new, gradients, result = step.micro(carry.state, fetch(resident, batch), *(active, spot) * some)
         new = as_before(new, carry.state)
@@ -108,7 +119,12 @@ def run_execution(
         if some:
             new = _only_if(active, replicas, new, carry.state)
             total = jax.tree.map(lambda a, b: jnp.where(active, a, b), total, carry.total)
-        return _Carry(new, total, _keep(step, carry.kept, index, result, active if some else True))
+        results, told = carry.kept
+        if layout.live is not None and not (index is None and step.collect == "all"):
+            done = batches + 1 if index is None else jnp.minimum((index + 1) * replicas.count, batches)
+            logs = _logs(step, replicas, new, result, active if some else True)
+            told = layout.live.outlet.put(told, (done, logs), me, True if replicas.count == 1 else me == 0)
+        return _Carry(new, total, Kept(_keep(step, results, index, result, active if some else True), told))
 
     def full(position: Any) -> Add:
         return lambda total, gradients: accumulation.add(total, gradients, position)
@@ -118,10 +134,10 @@ def run_execution(
             return carry
         return carry._replace(state=as_before(step.update(carry.state, carry.total), carry.state), total=())
 
-    def start(state: State, kept: Tree) -> _Carry:
+    def start(state: State, kept: Kept) -> _Carry:
         return _Carry(state, accumulation.start(state.trainable) if step.update else (), kept)
 
-    def one_update(number: Any, pair: tuple[State, Tree]) -> tuple[State, Tree]:
+    def one_update(number: Any, pair: tuple[State, Kept]) -> tuple[State, Kept]:
         carry = start(*pair)
         if size == 1:
             carry = micro(carry, number, row(body, number), full(0))
@@ -132,7 +148,8 @@ def run_execution(
         return carry.state, carry.kept
 
     width = jax.tree.leaves(body)[0].shape[0]
-    kept = _room(step, state, resident, row(body, 0), tail, width)
+    room = _room(step, state, resident, row(body, 0), tail, width)
+    kept = Kept(room, _nothing_told(step, layout, state, resident, body))
     updates = counts.steps // size if size > 1 else counts.steps
     state, kept = _repeat(one_update, (state, kept), updates, width // size, layout.pace)
 
@@ -145,7 +162,7 @@ def run_execution(
         scale = rows * accumulation.strength(replicas.count) / samples
         return lambda total, gradients: accumulation.add_scaled(total, gradients, scale)
 
-    def rest(pair: tuple[State, Tree]) -> tuple[State, Tree]:
+    def rest(pair: tuple[State, Kept]) -> tuple[State, Kept]:
         first = updates * size
 
         def from_body(i: Any, pair: tuple[_Carry, Tree]) -> tuple[_Carry, Tree]:
@@ -172,9 +189,11 @@ def run_execution(
 
     if size > 1 or replicas.count > 1 or tail is not None:
         state, kept = _if(samples > 0, rest, (state, kept))
+    if layout.live is not None:
+        layout.live.outlet.flush(kept.told, me, True if replicas.count == 1 else me == 0)
     if step.collect != "all":
-        return _results(step, replicas, state, kept), agree(replicas, state, begin)
-    outputs, of_tail = kept
+        return _results(step, replicas, state, kept.results), agree(replicas, state, begin)
+    outputs, of_tail = kept.results
     return (jax.tree.map(lambda a: a[:, None], outputs), of_tail), agree(replicas, state, begin)
 
 
@@ -257,6 +276,26 @@ def _results(step: Step, replicas: Replicas, state: State, kept: Tree) -> Tree:
         return known
     logs = replicas.mean_of_active(*kept) if replicas.count > 1 else kept[0]
     return {name: known.get(name, value) for name, value in logs.items()}
+
+
+def _logs(step: Step, replicas: Replicas, state: State, result: Tree, active: Any) -> Tree:
+    """What there is to tell after one step: the logs so far, or for predict the outputs of all replicas."""
+    if step.collect == "all":
+        return replicas.gather(result)
+    return _results(step, replicas, state, (result, active))
+
+
+def _nothing_told(step: Step, layout: Layout, state: State, resident: Tree, body: Tree) -> Tree:
+    if layout.live is None:
+        return ()
+
+    def first(state: State, resident: Tree, body: Tree) -> Tree:
+        new, _, result = step.micro(state, fetch(resident, row(body, 0)))
+        return _logs(step, layout.replicas, as_before(new, state), result, True)
+
+    logs = jax.eval_shape(first, state, resident, body)
+    layout.live.describe(logs)
+    return layout.live.outlet.start((jax.ShapeDtypeStruct((), jnp.int32), logs))
 
 
 def as_before(new: Tree, old: Tree) -> Tree:

@@ -16,6 +16,7 @@ from .accumulate import Accumulation
 from .convolution import rewrite
 from .execution import Counts, Layout, fetch, pace, row, run_execution, zeros
 from .feed import Slab
+from .live import Live
 from .place import Place
 from .replicate import Replicas
 from .spread import Spread
@@ -24,6 +25,7 @@ from .state import State, Step
 log = logging.getLogger("openipu")
 
 Tree = Any
+Launch = Callable[[Callable[..., Any], tuple[Any, ...]], tuple[Any, State]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +59,31 @@ class Result:
 class Loop:
     """Runs slabs of data through a step, compiling once per shape."""
 
-    def __init__(self, name: str, step: Step, place: Place, accumulation: Accumulation, spread: Spread) -> None:
+    def __init__(
+        self,
+        name: str,
+        step: Step,
+        place: Place,
+        accumulation: Accumulation,
+        spread: Spread,
+        live: Live | None = None,
+    ) -> None:
         self._name, self._step, self._place = name, step, place
-        self._accumulation, self._spread = accumulation, spread
+        self._accumulation, self._spread, self._live = accumulation, spread, live
         self.programs: dict[Any, Program] = {}
 
-    def execute(self, state: State, resident: Tree, slab: Slab) -> tuple[list[Result], State]:
-        """Run one slab, normally in one launch."""
+    def execute(
+        self, state: State, resident: Tree, slab: Slab, launch: Launch | None = None
+    ) -> tuple[list[Result], State]:
+        """Run one slab, normally in one launch. `launch` calls the program, if that takes more than calling it."""
         fixed = _shapes((state, resident))
         results = []
         for part in self._parts(fixed, slab):
             key = (fixed, _shapes(part.body), _shapes(part.tail))
             if key not in self.programs:
                 self.programs[key] = self._compile(state, resident, part)
-            value, state = self.programs[key].call(state, resident, part.body, self._counts(part), part.tail)
+            call, args = self.programs[key].call, (state, resident, part.body, self._counts(part), part.tail)
+            value, state = call(*args) if launch is None else launch(call, args)
             results.append(Result(value, part))
         return results, state
 
@@ -139,7 +152,7 @@ class Loop:
         if self._step.check is not None and not self.programs:
             traced(self._step.check)
         step = replace(self._step, micro=rewrite(self._step.micro, replicas.platform))
-        layout = Layout(replicas, self._accumulation, pace(replicas.platform, equations))
+        layout = Layout(replicas, self._accumulation, pace(replicas.platform, equations), self._live)
         run = functools.partial(_on_replica, step, layout, self._spread)
         outputs = (1, None) if step.collect == "all" else None
         return replicas.program(run, (axes, None, 1, None, None), (outputs, axes))

@@ -107,6 +107,7 @@ class Held:
         self._model, self._mode, self._spread = model, mode, spread
         self._state: State | None = None
         self._counted: tuple[list[Any], list[Any]] = [], []
+        self._shown: State | None = None
 
     def run(self, execute: Callable[..., tuple[Any, State]], *args: Any) -> Any:
         """`execute(state, *args)` on the current state; keeps the state it returns, or the old one when it raises."""
@@ -114,8 +115,16 @@ class Held:
         try:
             result, state = execute(state, *args)
         finally:
-            self._state = state
+            # A state that was shown meanwhile is with the variables, where it may have been changed.
+            self._state = None if state is self._shown else state
+            self._shown = None
         return result
+
+    def show(self, state: State) -> None:
+        """Give the variables the state that `run` is about to keep, for somebody who looks before it does."""
+        if state is not self._shown:
+            self._state = self._shown = state
+            self.sync()
 
     def sync(self) -> None:
         """Give the state back to the model's variables."""
@@ -375,13 +384,24 @@ def on_one_of(
     Without a `spot`, micro-batches of this size lie side by side.
     """
     rows = jax.tree.leaves(batch)[0].shape[0]
-    spot = spot or Spot(replicas.index() * rows, replicas.count * rows)
-    with _random_by_position(replicas, rows, spot), _shared_statistics(replicas, group, active):
+    with one_of_several(replicas, group, lambda: rows, active, spot):
         return micro(state, batch)
 
 
 @contextlib.contextmanager
-def _random_by_position(replicas: Replicas, rows: int, spot: Spot) -> Iterator[None]:
+def one_of_several(
+    replicas: Replicas, group: int, rows: Callable[[], int | None], active: Any = True, spot: Spot | None = None
+) -> Iterator[None]:
+    """What is traced until the block ends is one of several replicas; `rows` tells the samples of a micro-batch.
+
+    Without a `spot`, micro-batches of this size lie side by side.
+    """
+    with _random_by_position(replicas, rows, spot), _shared_statistics(replicas, group, active):
+        yield
+
+
+@contextlib.contextmanager
+def _random_by_position(replicas: Replicas, rows: Callable[[], int | None], spot: Spot | None = None) -> Iterator[None]:
     """Keras' random functions draw for the samples of all replicas and give each replica its own.
 
     So dropout does not depend on how a global batch is spread. XLA only computes what is used. What has a parameter
@@ -393,7 +413,7 @@ def _random_by_position(replicas: Replicas, rows: int, spot: Spot) -> Iterator[N
         def __getattr__(self, name: str) -> Any:
             function = getattr(jax.random, name)
             known = threading.get_ident() == thread and name in _SHAPED
-            return functools.partial(_draw, function, replicas, rows, spot) if known else function
+            return functools.partial(_draw, function, replicas, rows(), spot) if known else function
 
     class Jax:
         random = Random()
@@ -412,8 +432,17 @@ _SHAPED = ("normal", "uniform", "randint", "truncated_normal", "bernoulli", "gam
 
 
 def _draw(
-    function: Callable[..., Any], replicas: Replicas, rows: int, spot: Spot, key: Any, *args: Any, **kwargs: Any
+    function: Callable[..., Any],
+    replicas: Replicas,
+    rows: int | None,
+    spot: Spot | None,
+    key: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
+    if rows is None:
+        return function(key, *args, **kwargs)
+    spot = spot or Spot(replicas.index() * rows, replicas.count * rows)
     values = inspect.signature(function).bind(key, *args, **kwargs)
     shape = values.arguments.get("shape")
     if any(jnp.ndim(a) and jnp.shape(a)[0] == rows for a in values.args[1:] if isinstance(a, jax.Array)):
@@ -552,6 +581,11 @@ def callback_list(model: Any, callbacks: Any, **settings: Any) -> Any:
 def decays(optimizer: Any, weight: Any) -> bool:
     """Whether an optimizer with weight decay applies it to `weight`."""
     return bool(optimizer._use_weight_decay(weight))
+
+
+def optimized_variables(optimizer: Any) -> list[Any]:
+    """The variables that an optimizer was built for."""
+    return list(optimizer._trainable_variables)
 
 
 def finalize(model: Any) -> None:

@@ -6,6 +6,8 @@ things happen, which is Keras' order. While one execution runs on the device, th
 
 from __future__ import annotations
 
+import collections
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -21,6 +23,7 @@ from . import model as keras_model
 from . import offload
 from .accumulate import Accumulation
 from .feed import Feed, Slab
+from .live import Live, Teller
 from .loop import Loop, Result
 from .model import Held
 from .options import MetricReduction, Options
@@ -47,12 +50,13 @@ class StepFunction:
 
     def __init__(self, model: Any, mode: Mode, place: Place, options: Options, plan: StagePlan | None = None) -> None:
         self.place, self.options, self._mode = place, options, mode
+        self.live = Live(options.buffer_depth) if options.live_callbacks and plan is None else None
         self.loop: Loop
         self.spread: AnySpread
         if plan is not None:
             self.loop, self.spread = make_stage_loop(model, mode, place, options, plan)
         else:
-            self.loop, self.spread = _make_loop(model, mode, place, options)
+            self.loop, self.spread = _make_loop(model, mode, place, options, self.live)
 
     def __call__(self, parts: tuple[Any, ...], iterator: Iterator[Any]) -> tuple[Any, tuple[Any, ...]]:
         """One step on the next batch."""
@@ -62,7 +66,7 @@ class StepFunction:
         return value, parts_of(self._mode, self.spread.gather(state))
 
 
-def _make_loop(model: Any, mode: Mode, place: Place, options: Options) -> tuple[Loop, Spread]:
+def _make_loop(model: Any, mode: Mode, place: Place, options: Options, live: Live | None) -> tuple[Loop, Spread]:
     """The loop of a model that is not pipelined, and how its state lies on the devices."""
     replicas, accumulation = place.replicas, Accumulation()
     spread, twin = Spread(replicas), None
@@ -73,7 +77,7 @@ def _make_loop(model: Any, mode: Mode, place: Place, options: Options) -> tuple[
             spread = replace(spread, shards=shards)
         spread = replace(spread, offloaded=offload.is_offloaded(options, replicas))
     step = keras_model.make_step(model, mode, place, options, spread, twin)
-    return Loop(f"{model.name}_{mode}", step, place, accumulation, spread), spread
+    return Loop(f"{model.name}_{mode}", step, place, accumulation, spread, live), spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,7 @@ class Session:
         self.options = Options()
         self._held: list[Held] = []
         self._plans: dict[Any, StagePlan] = {}
+        self._live: Live | None = None
         self.validation: Feed | None = None
         """The validation data of a running `fit`, kept over its epochs."""
         self.callbacks: Any = None
@@ -164,12 +169,15 @@ class Session:
     def sync(self) -> None:
         """Give the running state, if any, back to the model's variables."""
         if self._held:
+            running = self._live.finish() if self._live is not None else None
+            if running is not None:
+                self._held[-1].show(running[1])
             self._held[-1].sync()
 
     def epoch(self, mode: Mode, feed: Feed, callbacks: Any) -> Iterator[Any]:
         """Run one epoch; gives the logs, or outputs, of each execution after the callbacks have seen them."""
         function = self.function(mode)
-        loop, held = function.loop, Held(self.model, mode, function.spread)
+        loop, live, held = function.loop, function.live, Held(self.model, mode, function.spread)
         keeper, resume = (self.keeper, self.resume) if mode == "train" else (None, None)
         if resume is not None:
             self.resume = None
@@ -178,20 +186,25 @@ class Session:
             resume.resumed()
         began = getattr(callbacks, f"on_{mode}_batch_begin")
         ended = getattr(callbacks, f"on_{mode}_batch_end")
-        slabs = _Ahead(feed.epoch())
+        # A checkpoint says where the data is, so nothing may be read further ahead.
+        depth = 1 if keeper else -(-(function.options.prefetch_depth or 1) // feed.width)
+        slabs = _Ahead(feed.epoch(), depth)
         running: Any = None
         self._held.append(held)
         try:
             for slab in slabs:
-                began(slab.begin)
-                results = held.run(loop.execute, feed.source.resident, slab)
                 position = feed.position() if keeper else None
-                slabs.prepare()
-                # At most two executions are under way, so that memory does not grow with the number of steps.
-                jax.block_until_ready(running)
-                running = results[-1].value
-                value = _rows(results) if mode == "predict" else results[-1].value
-                ended(slab.end, {"outputs": value} if mode == "predict" else value)
+                if live is not None:
+                    value = self._run_live(mode, loop, live, held, feed.source.resident, slab, slabs, began, ended)
+                else:
+                    began(slab.begin)
+                    results = held.run(loop.execute, feed.source.resident, slab)
+                    slabs.prepare()
+                    # At most two executions are under way, so that memory does not grow with the number of steps.
+                    jax.block_until_ready(running)
+                    running = results[-1].value
+                    value = _rows(results) if mode == "predict" else results[-1].value
+                    ended(slab.end, {"outputs": value} if mode == "predict" else value)
                 if keeper and position:
                     keeper.executed(position, held.snapshot, value, slabs.ended)
                 resume = None
@@ -202,31 +215,77 @@ class Session:
             held.sync()
             self._held.pop()
 
+    def _run_live(
+        self,
+        mode: Mode,
+        loop: Loop,
+        live: Live,
+        held: Held,
+        resident: Any,
+        slab: Slab,
+        slabs: _Ahead,
+        began: Callable[[int], None],
+        ended: Callable[[int, Logs], None],
+    ) -> Any:
+        """One execution whose steps are told to the callbacks while it runs; its logs, or outputs."""
+        predicts = mode == "predict"
+        teller = Teller(live, slab, began, ended, _batch_outputs if predicts else _step_logs)
+        self._live = live
+        try:
+            launch = functools.partial(teller.launch, meanwhile=slabs.prepare)
+            results = held.run(loop.execute, resident, slab, launch)
+        finally:
+            self._live = None
+        if live.error is not None:
+            raise live.error
+        value = _rows(results) if predicts else results[-1].value
+        teller.rest(functools.partial(_outputs_of, value, slab) if predicts else lambda _: _step_logs(value, 0))
+        return value
+
+
+def _step_logs(logs: Logs, _batch: int) -> Logs:
+    return dict(keras_model.pythonify_logs(logs))
+
+
+def _batch_outputs(outputs: Any, replica: int) -> Logs:
+    return {"outputs": jax.tree.map(lambda a: a[replica], outputs)}
+
+
+def _outputs_of(rows: Any, slab: Slab, batch: int) -> Logs:
+    size = 0 if slab.body is None else jax.tree.leaves(slab.body)[0].shape[2]
+    stop = (batch + 1) * size if batch < slab.count else None
+    return {"outputs": jax.tree.map(lambda a: a[batch * size : stop], rows)}
+
 
 class _Ahead:
-    """An iterator whose next element can be made early. An error in making it is kept until it is asked for."""
+    """An iterator whose next elements can be made early. An error in making one is kept until it is asked for."""
 
-    def __init__(self, slabs: Iterator[Slab]) -> None:
-        self._slabs = slabs
-        self._next: Callable[[], Slab] | None = None
+    def __init__(self, slabs: Iterator[Slab], depth: int) -> None:
+        self._slabs, self._depth = slabs, depth
+        self._ready: collections.deque[Callable[[], Slab]] = collections.deque()
+        self._failed = False
         self.ended = False
-        """Whether it is known that there is no next element."""
+        """Whether it is known that there is no next element, where the depth is 1."""
 
     def prepare(self) -> None:
-        try:
-            slab = next(self._slabs)
-        except BaseException as error:
-            self.ended = isinstance(error, StopIteration)
-            self._next = _raiser(error)
-        else:
-            self._next = lambda: slab
+        while len(self._ready) < self._depth and not self._failed:
+            try:
+                slab = next(self._slabs)
+            except BaseException as error:
+                self._ready.append(_raiser(error))
+                self._failed, self.ended = True, isinstance(error, StopIteration)
+            else:
+                self._ready.append(functools.partial(_same, slab))
 
     def __iter__(self) -> _Ahead:
         return self
 
     def __next__(self) -> Slab:
-        ready, self._next = self._next, None
-        return ready() if ready else next(self._slabs)
+        return self._ready.popleft()() if self._ready else next(self._slabs)
+
+
+def _same(slab: Slab) -> Slab:
+    return slab
 
 
 def _raiser(error: BaseException) -> Callable[[], Slab]:
