@@ -14,7 +14,21 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from openipu import config, data, datasets, gradient_accumulation, ipu_strategy, keras, ops, optimizers, schedules
+    from openipu import (
+        config,
+        data,
+        datasets,
+        estimator,
+        gradient_accumulation,
+        ipu_estimator,
+        ipu_run_config,
+        ipu_session_run_hooks,
+        ipu_strategy,
+        keras,
+        ops,
+        optimizers,
+        schedules,
+    )
     from openipu.ops import all_to_all_op, cross_replica_ops, reduce_scatter_op, replication_ops, within_replica_ops
 
 __version__ = "0.1.0"
@@ -24,7 +38,11 @@ __all__ = [
     "cross_replica_ops",
     "data",
     "datasets",
+    "estimator",
     "gradient_accumulation",
+    "ipu_estimator",
+    "ipu_run_config",
+    "ipu_session_run_hooks",
     "ipu_strategy",
     "keras",
     "ops",

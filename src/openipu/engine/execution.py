@@ -97,7 +97,7 @@ def run_execution(
     replicas, accumulation = layout.replicas, layout.accumulation
     size = accumulation.steps
     me = replicas.index()
-    begin = state
+    begin = state = step.begin(state) if step.begin is not None else state
 
     def micro(carry: _Carry, index: Any, batch: Tree, add: Add, active: Any = None) -> _Carry:
         """One micro-batch. A replica that is not `active` computes it in vain."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from openipu.optimizers.plan import describe
@@ -98,7 +99,7 @@ class Session:
         if force or not isinstance(current, StepFunction) or (current.place, current.options) != (place, options):
             keras_model.mention_jit(self.model)
             if place.replicas.count > 1 and mode != "predict":
-                keras_model.mention_metrics(self.model)
+                keras_model.mention_metrics(self.model.name, self.model.metrics)
             current = StepFunction(self.model, mode, place, options)
             setattr(self.model, name, current)
         return current
@@ -114,23 +115,31 @@ class Session:
         loop, held = function.loop, Held(self.model, mode, function.spread)
         began = getattr(callbacks, f"on_{mode}_batch_begin")
         ended = getattr(callbacks, f"on_{mode}_batch_end")
-        slabs = _Ahead(feed.epoch())
-        running: Any = None
         self._held.append(held)
         try:
-            for slab in slabs:
-                began(slab.begin)
-                results = held.run(loop.execute, feed.source.resident, slab)
-                slabs.prepare()
-                # At most two executions are under way, so that memory does not grow with the number of steps.
-                jax.block_until_ready(running)
-                running = results[-1].value
+            for slab, results in launches(feed, partial(held.run, loop.execute), lambda slab: began(slab.begin)):
                 value = _rows(results) if mode == "predict" else results[-1].value
                 ended(slab.end, {"outputs": value} if mode == "predict" else value)
                 yield value
         finally:
             held.sync()
             self._held.pop()
+
+
+def launches(
+    feed: Feed, execute: Callable[..., list[Result]], began: Callable[[Slab], Any]
+) -> Iterator[tuple[Slab, list[Result]]]:
+    """`execute(resident, slab)` for each slab of an epoch; gives what was launched, while the next slab is at hand."""
+    slabs = _Ahead(feed.epoch())
+    running: Any = None
+    for slab in slabs:
+        began(slab)
+        results = execute(feed.source.resident, slab)
+        slabs.prepare()
+        # At most two executions are under way, so that memory does not grow with the number of steps.
+        jax.block_until_ready(running)
+        running = results[-1].value
+        yield slab, results
 
 
 class _Ahead:

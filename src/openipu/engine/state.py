@@ -35,6 +35,8 @@ class Step:
     update: Callable[[State, list[Any]], State] | None
     collect: Literal["none", "last", "all"]
     finish: Callable[[State], Any] | None = None
+    begin: Callable[[State], State] | None = None
+    """What happens to the state when an execution begins, such as results of the last one being cleared."""
     needs_all: bool = False
     """Whether each step needs a batch on every replica, because it updates the weights itself."""
 
