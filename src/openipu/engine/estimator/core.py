@@ -116,8 +116,8 @@ class Core:
         wanted = ipu.num_replicas * ipu.num_shards
         if ipu.ipu_options is not None and len(system.devices) != wanted:
             raise ValueError(
-                f"`IPURunConfig` asks for {wanted} devices ({ipu.num_replicas} replicas times {ipu.num_shards} shards), "
-                f"but `ipu_options` configures {len(system.devices)}. Make them equal."
+                f"`IPURunConfig` asks for {wanted} devices ({ipu.num_replicas} replicas times {ipu.num_shards} "
+                f"shards), but `ipu_options` configures {len(system.devices)}. Make them equal."
             )
         return dataclasses.replace(place(system), replicas=Replicas(system.devices[:wanted]))
 
@@ -258,6 +258,7 @@ class _Run:
         for slab, results in launches(self._feed, self._execute, lambda _: self.hooks.before_run()):
             self._launches += 1
             self._count(slab)
+            self.hooks.context.global_step = self.global_step
             yield slab, results
             self.hooks.after_run(self.global_step, _fetches(results))
             if self.hooks.context.stop_requested:

@@ -223,7 +223,6 @@ class Hooks:
 
     def after_run(self, global_step: int, values: dict[str, Any]) -> None:
         """After a launch."""
-        self.context.global_step = global_step
         values = {"global_step": global_step, **values}
         for hook, asked in zip(self._hooks, self._asked, strict=True):
             results = None if asked is None else jax.tree.map(lambda name: _fetch(values, name), asked.fetches)

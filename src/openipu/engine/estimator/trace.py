@@ -218,6 +218,9 @@ def discover(model_fn: ModelFn, batch: Tree, replicas: Replicas, seed: int | Non
     finally:
         if seed is not None:
             random.setstate(before)
+    for made in found[-1].made:
+        if made.kind == "optimizer" and made.shape == ():
+            made.variable.assign(made.initial())  # an optimizer is asked for its learning rate when a twin is made
     return found[-1], shapes
 
 
