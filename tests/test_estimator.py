@@ -30,6 +30,7 @@ import keras
 import numpy as np
 import pytest
 
+import zoo
 from estimators import (
     X,
     Y,
@@ -47,6 +48,7 @@ from estimators import (
     variables,
 )
 
+pytestmark = zoo.KERAS_WARNINGS
 STEPS = 8
 
 

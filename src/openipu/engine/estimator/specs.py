@@ -9,6 +9,7 @@ from typing import Any, Literal
 from openipu.config.notices import name_once
 from openipu.engine.state import Mode
 
+import jax
 import keras
 import numpy as np
 
@@ -130,9 +131,8 @@ class EstimatorSpec:
 def checked(spec: Any, mode: str) -> IPUEstimatorSpec:
     """The spec that model_fn returned, if it is one and complete for `mode`."""
     if not isinstance(spec, EstimatorSpec | IPUEstimatorSpec):
-        raise ValueError(
-            f"model_fn returned a value of type {type(spec).__name__}. Return an `EstimatorSpec` or `IPUEstimatorSpec`."
-        )
+        found = "a tensor" if isinstance(spec, jax.Array) else f"a value of type {type(spec).__name__}"
+        raise ValueError(f"model_fn returned {found}. Return an `EstimatorSpec` or `IPUEstimatorSpec`.")
     complete: IPUEstimatorSpec = spec.as_ipu_spec() if isinstance(spec, EstimatorSpec) else spec
     _check_complete(complete, mode)
     return complete
