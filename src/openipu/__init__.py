@@ -29,7 +29,14 @@ if TYPE_CHECKING:
         optimizers,
         schedules,
     )
-    from openipu.ops import all_to_all_op, cross_replica_ops, reduce_scatter_op, replication_ops, within_replica_ops
+    from openipu.ops import (
+        all_to_all_op,
+        cross_replica_ops,
+        pipelining_ops,
+        reduce_scatter_op,
+        replication_ops,
+        within_replica_ops,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
@@ -47,12 +54,20 @@ __all__ = [
     "keras",
     "ops",
     "optimizers",
+    "pipelining_ops",
     "reduce_scatter_op",
     "replication_ops",
     "schedules",
     "within_replica_ops",
 ]
-_IN_OPS = {"all_to_all_op", "cross_replica_ops", "reduce_scatter_op", "replication_ops", "within_replica_ops"}
+_IN_OPS = {
+    "all_to_all_op",
+    "cross_replica_ops",
+    "pipelining_ops",
+    "reduce_scatter_op",
+    "replication_ops",
+    "within_replica_ops",
+}
 """Modules of `openipu.ops` that scripts also know at the top."""
 
 

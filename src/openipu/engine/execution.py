@@ -103,7 +103,7 @@ def run_execution(
         """One micro-batch. A replica that is not `active` computes it in vain."""
         some = active is not None and replicas.count > 1
         new, gradients, result = step.micro(carry.state, fetch(resident, batch), *[active] * some)
-        new = _as_before(new, carry.state)
+        new = as_before(new, carry.state)
         total = add(carry.total, gradients) if step.update else ()
         if some:
             new = _only_if(active, replicas, new, carry.state)
@@ -116,7 +116,7 @@ def run_execution(
     def applied(carry: _Carry) -> _Carry:
         if step.update is None:
             return carry
-        return carry._replace(state=_as_before(step.update(carry.state, carry.total), carry.state), total=())
+        return carry._replace(state=as_before(step.update(carry.state, carry.total), carry.state), total=())
 
     def start(state: State, kept: Tree) -> _Carry:
         return _Carry(state, accumulation.start(state.trainable) if step.update else (), kept)
@@ -138,7 +138,7 @@ def run_execution(
 
     left = counts.steps - updates * size if size > 1 else 0
     more = (counts.extra > 0).astype(np.int32) if replicas.count > 1 else 0
-    rows, tail_rows = _rows(row(body, 0)), _rows(tail)
+    rows, tail_rows = rows_of(row(body, 0)), rows_of(tail)
     samples = rows * (left * replicas.count + counts.extra) + tail_rows * counts.has_tail
 
     def share(rows: int) -> Add:
@@ -151,7 +151,7 @@ def run_execution(
         def from_body(i: Any, carry: _Carry) -> _Carry:
             return micro(carry, first + i, row(body, first + i), share(rows), (i < left) | (me < counts.extra))
 
-        carry = start(_agree(replicas, pair[0], begin), pair[1])
+        carry = start(agree(replicas, pair[0], begin), pair[1])
         if size > 1 or replicas.count > 1:
             carry = lax.fori_loop(0, left + more, from_body, carry)
         if tail is not None and step.collect != "all":
@@ -163,7 +163,7 @@ def run_execution(
     if size > 1 or replicas.count > 1 or (tail is not None and step.collect != "all"):
         state, kept = _if(samples > 0, rest, (state, kept))
     if step.collect != "all":
-        return _results(step, replicas, state, kept), _agree(replicas, state, begin)
+        return _results(step, replicas, state, kept), agree(replicas, state, begin)
     outputs = _room(step, state, resident, tail, 1) if tail is not None else None
     if tail is not None:
 
@@ -172,7 +172,7 @@ def run_execution(
             return carry.state, carry.kept
 
         state, outputs = _if(counts.has_tail, predict_tail, (state, outputs))
-    return (jax.tree.map(lambda a: a[:, None], kept), row(outputs, 0)), _agree(replicas, state, begin)
+    return (jax.tree.map(lambda a: a[:, None], kept), row(outputs, 0)), agree(replicas, state, begin)
 
 
 def row(body: Tree, index: Any) -> Tree:
@@ -187,7 +187,7 @@ def fetch(resident: Tree, batch: Tree) -> Tree:
     return jax.tree.map(lambda a: a.at[batch].get(mode="promise_in_bounds"), resident)
 
 
-def _rows(batch: Tree) -> int:
+def rows_of(batch: Tree) -> int:
     """Samples in a batch; 0 without one."""
     leaves = jax.tree.leaves(batch)
     return int(leaves[0].shape[0]) if leaves else 0
@@ -230,7 +230,7 @@ def _keep(step: Step, kept: Tree, index: Any, result: Tree, active: Any) -> Tree
     if step.collect == "none":
         return ()
     if step.collect == "last":
-        return _as_before((result, active), kept)
+        return as_before((result, active), kept)
     return jax.tree.map(lambda rows, new: lax.dynamic_update_index_in_dim(rows, new, index, 0), kept, result)
 
 
@@ -243,7 +243,7 @@ def _results(step: Step, replicas: Replicas, state: State, kept: Tree) -> Tree:
     return {name: known.get(name, value) for name, value in logs.items()}
 
 
-def _as_before(new: Tree, old: Tree) -> Tree:
+def as_before(new: Tree, old: Tree) -> Tree:
     """`new` with the dtypes of `old`: what a Keras variable does on assignment, and what a loop needs."""
     return jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), new, old)
 
@@ -258,18 +258,18 @@ def _only_if(active: Any, replicas: Replicas, new: State, old: State) -> State:
     def choose(a: Any, b: Any) -> Any:
         return jnp.where(active, a, b)
 
-    def agree(a: Any, b: Any) -> Any:
+    def settle(a: Any, b: Any) -> Any:
         return b + replicas.mean_of_active(a - b, active) if _is_float(a) else a
 
     return State(
         jax.tree.map(choose, new.trainable, old.trainable),
-        [agree(a, b) for a, b in zip(new.non_trainable, old.non_trainable, strict=True)],
+        [settle(a, b) for a, b in zip(new.non_trainable, old.non_trainable, strict=True)],
         jax.tree.map(choose, new.optimizer, old.optimizer),
         jax.tree.map(choose, new.metrics, old.metrics),
     )
 
 
-def _agree(replicas: Replicas, state: State, begin: State) -> State:
+def agree(replicas: Replicas, state: State, begin: State) -> State:
     """Moving statistics averaged over replicas. They are linear in what they see, so once per execution is enough.
 
     Changes are averaged, not values, so that what did not change stays the same to the bit.

@@ -15,9 +15,10 @@ import logging
 import math
 import operator
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from openipu.optimizers.base import by_engine
 from openipu.optimizers.plan import map_gradients
@@ -26,12 +27,17 @@ from openipu.optimizers.plan import update as apply_update
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 from jax import lax
 from keras.src import api_export
-from keras.src.backend.common import global_state
+from keras.src.backend.common import global_state, keras_tensor
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
+from keras.src.backend.common.variables import AutocastScope, get_autocast_scope
 from keras.src.backend.jax import random as keras_random
 from keras.src.backend.jax.trainer import JAXTrainer
 from keras.src.layers.layer import CallContext
+from keras.src.models.functional import Functional, operation_fn, unpack_singleton
+from keras.src.ops.node import Node as KerasNode
 from keras.src.saving import object_registration
 from keras.src.trainers.data_adapters import get_data_adapter
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
@@ -60,7 +66,9 @@ __all__ = [
     "State",
     "Step",
     "get_data_adapter",
+    "get_keras_mask",
     "pythonify_logs",
+    "set_keras_mask",
     "train_validation_split",
 ]
 
@@ -135,18 +143,18 @@ def make_step(model: Any, mode: Mode, place: Place, options: Options, spread: Sp
     `twin` updates a replica's shares in place of the optimizer, where its state is divided.
     """
     replicas = place.replicas
-    logs = functools.partial(_metric_logs, model, replicas, options.metric_reduction)
+    logs = functools.partial(metric_logs, model, replicas, options.metric_reduction)
     if mode == "predict":
-        step = Step(functools.partial(_predict_micro, model), None, "all")
-    elif _overrides(model, f"{mode}_step"):
+        step = Step(functools.partial(predict_micro, model), None, "all")
+    elif overrides(model, f"{mode}_step"):
         own = functools.partial(_user_micro, model, mode, replicas, options.average_replicas)
         step = Step(own, None, "last", needs_all=mode == "train")
     elif mode == "train":
         micro = functools.partial(_train_micro, model, place.recompute, spread.shards)
         step = Step(micro, make_update(model.optimizer, spread, twin, options.average_replicas), "none", logs)
     else:
-        step = Step(functools.partial(_test_micro, model), None, "none", logs)
-    if step.collect == "none" and _overrides(model, "compute_metrics"):
+        step = Step(functools.partial(test_micro, model), None, "none", logs)
+    if step.collect == "none" and overrides(model, "compute_metrics"):
         step = replace(step, collect="last", finish=logs if replicas.count > 1 else None)
     return on_replicas(step, place)
 
@@ -155,7 +163,7 @@ def on_replicas(step: Step, place: Place) -> Step:
     """A step as one of the replicas of `place`: random numbers by position, statistics by group."""
     if place.replicas.count == 1:
         return step
-    return replace(step, micro=functools.partial(_on_one_of, place.replicas, place.batch_norm_group, step.micro))
+    return replace(step, micro=functools.partial(on_one_of, place.replicas, place.batch_norm_group, step.micro))
 
 
 def make_update(optimizer: Any, spread: Spread, twin: Any, averaged: bool) -> Callable[[State, list[Any]], State]:
@@ -168,37 +176,26 @@ def make_update(optimizer: Any, spread: Spread, twin: Any, averaged: bool) -> Ca
 
 def has_own_train_step(model: Any) -> bool:
     """Whether the user wrote the training step, so that gradients and updates cannot be told apart."""
-    return _overrides(model, "train_step")
+    return overrides(model, "train_step")
 
 
-def _overrides(model: Any, name: str) -> bool:
+def overrides(model: Any, name: str) -> bool:
     return getattr(type(model), name) is not getattr(JAXTrainer, name)
 
 
 def _train_micro(
     model: Any, recompute: bool, shards: Shards | None, state: State, batch: Batch
 ) -> tuple[State, list[Any], Logs]:
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     # Keras reads a loss scale from here, and checks all shapes.
     optimizer = shards.stand_ins(state.optimizer) if shards else state.optimizer
 
     def loss(trainable: list[Any]) -> Any:
-        return model.compute_loss_and_updates(
-            trainable,
-            state.non_trainable,
-            state.metrics,
-            x,
-            y,
-            sample_weight,
-            training=True,
-            optimizer_variables=optimizer,
-        )
+        return train_loss(model, state._replace(trainable=trainable, optimizer=optimizer), batch)
 
     gradient = jax.value_and_grad(jax.checkpoint(loss) if recompute else loss, has_aux=True)
-    (_, (unscaled, y_pred, non_trainable, metrics)), gradients = gradient(state.trainable)
+    (_, (non_trainable, metrics, logs)), gradients = gradient(state.trainable)
     gradients = map_gradients(model.optimizer, gradients, state.trainable, optimizer)
-    logs, metrics = model._update_metrics_variables(metrics, unscaled, x, y, y_pred, sample_weight)
-    return state._replace(non_trainable=list(non_trainable), metrics=list(metrics)), gradients, logs
+    return state._replace(non_trainable=non_trainable, metrics=metrics), gradients, logs
 
 
 def _update(optimizer: Any, replicas: Replicas, averaged: bool, state: State, gradients: list[Any]) -> State:
@@ -214,7 +211,7 @@ def _update_shares(shards: Shards, twin: Any, averaged: bool, state: State, grad
     return state._replace(trainable=shards.gather(list(shares)), optimizer=list(optimizer))
 
 
-def _test_micro(model: Any, state: State, batch: Batch) -> tuple[State, list[Any], Logs]:
+def test_micro(model: Any, state: State, batch: Batch) -> tuple[State, list[Any], Logs]:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     _, (unscaled, y_pred, non_trainable, metrics) = model.compute_loss_and_updates(
         state.trainable, state.non_trainable, state.metrics, x, y, sample_weight, training=False
@@ -223,9 +220,53 @@ def _test_micro(model: Any, state: State, batch: Batch) -> tuple[State, list[Any
     return state._replace(non_trainable=list(non_trainable), metrics=list(metrics)), [], logs
 
 
-def _predict_micro(model: Any, state: State, batch: Batch) -> tuple[State, list[Any], Any]:
+def predict_micro(model: Any, state: State, batch: Batch) -> tuple[State, list[Any], Any]:
     outputs, non_trainable = model.predict_step((state.trainable, state.non_trainable), batch)
     return state._replace(non_trainable=list(non_trainable)), [], outputs
+
+
+# --- steps of a model whose forward is cut into stages ---------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def called_by(model: Any, call: Callable[..., Any]) -> Iterator[None]:
+    """While active, Keras' own steps get the model's outputs from `call` instead of running the model."""
+    model.__dict__["stateless_call"] = call
+    try:
+        yield
+    finally:
+        del model.__dict__["stateless_call"]
+
+
+def train_loss(model: Any, state: State, batch: Batch) -> tuple[Any, tuple[list[Any], list[Any], Logs]]:
+    """The (scaled) loss of a micro-batch, and its non-trainable state, metrics and logs."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    loss, (unscaled, y_pred, non_trainable, metrics) = model.compute_loss_and_updates(
+        state.trainable, state.non_trainable, state.metrics, x, y, sample_weight,
+        training=True, optimizer_variables=state.optimizer,
+    )  # fmt: skip
+    logs, metrics = model._update_metrics_variables(metrics, unscaled, x, y, y_pred, sample_weight)
+    return loss, (list(non_trainable), list(metrics), logs)
+
+
+def make_staged_step(model: Any, mode: Mode, replicas: Replicas, options: Options) -> Step:
+    """What an execution of a model in stages collects; the stages themselves compute it."""
+    logs = functools.partial(metric_logs, model, replicas, options.metric_reduction)
+    if mode == "predict":
+        return Step(_in_stages, None, "all")
+    if overrides(model, "compute_metrics"):
+        return Step(_in_stages, None, "last", logs if replicas.count > 1 else None)
+    return Step(_in_stages, None, "none", logs)
+
+
+def _in_stages(*_: Any) -> Any:
+    raise AssertionError("a model in stages has no step as a whole")
+
+
+def forget(held: Sequence[Any]) -> None:
+    """Free the memory of variables whose values always come from elsewhere."""
+    for variable in held:
+        variable._value = None
 
 
 def _user_micro(
@@ -257,7 +298,7 @@ def _reduced_in_apply(optimizer: Any, replicas: Replicas, averaged: bool) -> Ite
         del optimizer.__dict__["stateless_apply"]
 
 
-def _metric_logs(model: Any, replicas: Replicas, method: MetricReduction, state: State) -> Logs:
+def metric_logs(model: Any, replicas: Replicas, method: MetricReduction, state: State) -> Logs:
     """The logs over all replicas. Keras' metrics add up, so the sum of their variables is the truth."""
     if method is MetricReduction.NONE:
         return metric_results(model, state._replace(metrics=replicas.sum(state.metrics)))
@@ -277,7 +318,7 @@ def metric_results(model: Any, state: State) -> Logs:
 # --- one replica of several ------------------------------------------------------------------------------------------
 
 
-def _on_one_of(
+def on_one_of(
     replicas: Replicas, group: int, micro: Callable[..., Any], state: State, batch: Batch, active: Any = True
 ) -> Any:
     """`micro` as one of several replicas: random numbers by position in the global batch, statistics by group."""
@@ -376,6 +417,11 @@ def build_for_predict(model: Any, first_batch: Callable[[], Batch]) -> None:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(first_batch())
         with keras.StatelessScope(), keras.SymbolicScope():
             model(x)
+
+
+def is_built(model: Any) -> bool:
+    """Whether all of the model's layers have their variables."""
+    return bool(model.built) and _layers_built(model)
 
 
 def _layers_built(model: Any) -> bool:
@@ -544,6 +590,322 @@ def subclass_as(cls: type, extension: type) -> Any:
         if cls in names:
             names[extended] = names[cls]
     return extended
+
+
+# --- graph -----------------------------------------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """One call of a layer or operation with symbolic tensors, and the stage that a `PipelineStage` gave it."""
+
+    operation: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: list[Any]
+    stage: int | None
+
+
+class Recording(NamedTuple):
+    """What a model does to symbolic inputs: the calls in the order in which they run."""
+
+    inputs: list[Any]
+    outputs: Any
+    calls: list[Call]
+
+
+def has_graph(model: Any) -> bool:
+    """Whether Keras knows the graph of the model, so that `recorded` gives it."""
+    return _functional(model) is not None
+
+
+def replaces_call(model: Any) -> bool:
+    """Whether a Functional or Sequential model has a `call` of its own, which its graph says nothing about."""
+    kind = next((kind for kind in (Functional, keras.Sequential) if isinstance(model, kind)), None)
+    return kind is not None and type(model).call is not kind.call
+
+
+def can_be_inlined(operation: Any) -> bool:
+    """Whether calling the operation is nothing but running the graph it contains."""
+    return isinstance(operation, keras.Model) and has_graph(operation) and not operation.supports_masking
+
+
+def _functional(model: Any) -> Any:
+    if replaces_call(model):
+        return None
+    return model if isinstance(model, Functional) else getattr(model, "_functional", None)
+
+
+def recorded(model: Any) -> Recording:
+    """The graph of a Functional model, or of a Sequential model that knows the shape of its input."""
+    functional = _functional(model)
+    by_depth = functional._nodes_by_depth
+    nodes = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
+    calls = [_call(node) for node in nodes if node.operation and not node.is_input]
+    return Recording(list(functional.inputs), unpack_singleton(functional._outputs_struct), calls)
+
+
+def _call(node: Any) -> Call:
+    args, kwargs = node.arguments.args, node.arguments.kwargs
+    return Call(node.operation, args, kwargs, list(node.outputs), vars(node).get(_STAGE))
+
+
+def standardized(model: Any, inputs: Any) -> list[Any]:
+    """The flat inputs of the model's graph, converted as the model itself does (structure, dtype, last axis)."""
+    functional = _functional(model)
+    if functional is None:
+        return list(keras.tree.flatten(inputs))
+    return list(functional._standardize_inputs(inputs))
+
+
+def run_call(operation: Any, args: Any, kwargs: Any, training: bool | None, within: Sequence[Any]) -> Any:
+    """Call an operation of a graph as Keras does when it runs the models that the call is `within`."""
+    with _autocast(() if isinstance(operation, keras.Layer) else within):
+        return operation_fn(operation, training=training)(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _autocast(layers: Sequence[Any]) -> Iterator[None]:
+    """What calls of these layers, one within the other, do to the dtype of variables. A layer does it by itself."""
+    with contextlib.ExitStack() as stack:
+        for layer in layers:
+            current = get_autocast_scope()
+            wanted = layer.compute_dtype if layer.autocast and "float" in layer.compute_dtype else None
+            if current is None and layer.compute_dtype == layer.variable_dtype:
+                continue
+            stack.enter_context(AutocastScope(wanted))
+        yield
+
+
+def build_shapes(model: Any) -> Any:
+    """The shapes of the inputs with which a subclassed model was built, or None."""
+    shapes = model._build_shapes_dict or {}
+    return next(iter(shapes.values()), None)
+
+
+# --- graph of a model's own `call` -----------------------------------------------------------------------------------
+
+
+def traced(model: Any, inputs: Any, training: bool) -> Recording:
+    """What `call` of a subclassed model does, traced with symbolic `inputs` (a structure of KerasTensors).
+
+    Calls of layers become calls of the graph, also those on constants (position embeddings), and so do operations on
+    variables (tied weights), which Keras would compute once and for all.
+    """
+    layers = model._flatten_layers()
+    unbuilt = [layer.name for layer in layers if not layer.built]
+    if unbuilt:
+        raise RuntimeError(
+            f"Layer {unbuilt[0]!r} of model {model.name!r} has not been built, so its variables are not known. Call "
+            "the model on a batch, or remove the layer if `call` does not use it."
+        )
+    known = [(layer, len(layer._inbound_nodes), len(layer._outbound_nodes)) for layer in layers]
+    kwargs = {"training": training} if model._call_has_training_arg else {}
+    try:
+        with _Trace() as trace:
+            outputs = model.call(inputs, **kwargs)
+        wrong = [leaf for leaf in keras.tree.flatten(outputs) if not isinstance(leaf, keras.KerasTensor)]
+        if wrong:
+            raise TypeError(f"`call` returned {wrong[0]!r}, which does not depend on the inputs")
+    except Exception as error:
+        raise ValueError(_untraceable(model, error)) from error
+    finally:
+        for layer, inbound, outbound in known:
+            del layer._inbound_nodes[inbound:], layer._outbound_nodes[outbound:]
+    return Recording(list(keras.tree.flatten(inputs)), outputs, trace.calls())
+
+
+def _untraceable(model: Any, error: Exception) -> str:
+    ours = (keras.__path__[0], jax.__path__[0], __file__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    where = f" at {frames[-1].filename}:{frames[-1].lineno} (`{frames[-1].line}`)" if frames else ""
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return (
+        f"`call` of model {model.name!r} cannot be traced with symbolic tensors{where}: {reason} "
+        "Use layers and `keras.ops` on tensors there, and put anything else (jax.numpy, values of tensors or "
+        "variables, random numbers, `add_loss`) into the `call` of a layer."
+    )
+
+
+def _at_top() -> bool:
+    """Whether no layer is being called, so that what happens is done by the traced `call` itself."""
+    return global_state.get_global_attribute("current_call_ctx") is None
+
+
+class _Untouched(keras.StatelessScope):
+    """Makes sure that a trace neither reads nor writes variables: it would keep today's value as a constant."""
+
+    def get_current_value(self, variable: Any) -> Any:
+        raise TypeError(f"the value of variable {variable.path!r} is needed while tracing.")
+
+    def add_update(self, update: Any) -> Any:
+        raise TypeError(f"variable {update[0].path!r} is assigned outside of any layer.")
+
+
+class _Trace:
+    """Records what this thread calls from `__enter__` to `__exit__`."""
+
+    def __init__(self) -> None:
+        self._nodes: list[Any] = []
+        self._constants: dict[int, tuple[Any, Any]] = {}
+        self._stack = contextlib.ExitStack()
+
+    def calls(self) -> list[Call]:
+        """The calls, with constants where they were given symbols."""
+        return [self._with_constants(_call(node)) for node in self._nodes]
+
+    def __enter__(self) -> _Trace:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_marking(nodes=self._nodes))
+            stack.enter_context(self._symbolic_variables())
+            stack.enter_context(self._symbolic_layers())
+            stack.enter_context(_Untouched())
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def _with_constants(self, call: Call) -> Call:
+        def constant(leaf: Any) -> Any:
+            return self._constants[id(leaf)][1] if id(leaf) in self._constants else leaf
+
+        args, kwargs = keras.tree.map_structure(constant, (call.args, call.kwargs))
+        return call._replace(args=args, kwargs=kwargs)
+
+    @contextlib.contextmanager
+    def _symbolic_variables(self) -> Iterator[None]:
+        """Operations on variables are recorded: Keras asks here whether an argument is symbolic."""
+        true, thread = keras_tensor.KerasTensor, threading.get_ident()
+
+        class Asked(type):
+            def __instancecheck__(cls, value: Any) -> bool:
+                if isinstance(value, true):
+                    return True
+                return isinstance(value, keras.Variable) and threading.get_ident() == thread and _at_top()
+
+        keras_tensor.KerasTensor = Asked("KerasTensor", (), {})
+        try:
+            yield
+        finally:
+            keras_tensor.KerasTensor = true
+
+    @contextlib.contextmanager
+    def _symbolic_layers(self) -> Iterator[None]:
+        """Calls of layers on constants are recorded."""
+        original, thread = keras.Layer.__call__, threading.get_ident()
+
+        def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            leaves = keras.tree.flatten((args, kwargs))
+            if threading.get_ident() == thread and _at_top() and not any(map(is_symbolic, leaves)):
+                args, kwargs = keras.tree.map_structure(self._symbol, (args, kwargs))
+            return original(layer, *args, **kwargs)
+
+        keras.Layer.__call__ = call
+        try:
+            yield
+        finally:
+            keras.Layer.__call__ = original
+
+    def _symbol(self, value: Any) -> Any:
+        if not (keras.ops.is_tensor(value) or isinstance(value, keras.Variable | np.ndarray)):
+            return value
+        symbol = keras.KerasTensor(value.shape, keras.backend.standardize_dtype(value.dtype))
+        self._constants[id(symbol)] = symbol, value
+        return symbol
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether the value stands for a tensor of a graph."""
+    return isinstance(value, keras.KerasTensor)
+
+
+# --- stages given by `PipelineStage` ---------------------------------------------------------------------------------
+
+_STAGE, _OPENS = "_openipu_stage", "_openipu_opens_stages"
+_marks = threading.local()
+_marking_lock = threading.Lock()
+_marking_users: list[object] = []
+_true_inits = (KerasNode.__init__, keras.Operation.__init__)
+
+
+def stage_of_layer(layer: Any) -> int | None:
+    """The stage in whose `PipelineStage` the layer was made."""
+    stage: int | None = vars(layer).get(_STAGE)
+    return stage
+
+
+def current_stage() -> int | None:
+    """The stage of the `PipelineStage` that is open in this thread."""
+    stage: int | None = getattr(_marks, "stage", None)
+    return stage
+
+
+def marking(stage: int) -> contextlib.AbstractContextManager[None]:
+    """Until it is left, layers that this thread makes, and symbolic calls, get `stage`."""
+    model = _called_model()
+    if model is not None:
+        vars(model)[_OPENS] = True
+    return _marking(stage=stage)
+
+
+def in_own_call() -> bool:
+    """Whether a model that was made in a strategy's scope is being called, or anything is being traced."""
+    tracing, model = global_state.get_global_attribute("stateless_scope") is not None, _called_model()
+    return tracing or (model is not None and "_ipu_session" in vars(model))
+
+
+def _called_model() -> Any:
+    """The outermost layer that is being called, or None."""
+    return getattr(global_state.get_global_attribute("current_call_ctx"), "entry_layer", None)
+
+
+def opens_stages(model: Any) -> bool:
+    """Whether a `PipelineStage` was entered when the model, a subclassed one, was last called."""
+    return _OPENS in vars(model)
+
+
+def has_marked_layers(model: Any) -> bool:
+    """Whether a layer of the model was made inside a `PipelineStage`."""
+    return any(stage_of_layer(layer) is not None for layer in model._flatten_layers(include_self=False))
+
+
+def forget_losses(layers: Sequence[Any]) -> None:
+    """Drop the losses that these layers have added in the scope: Keras does so when it calls one again."""
+    for layer in layers:
+        layer._clear_losses()
+
+
+@contextlib.contextmanager
+def _marking(**marks: Any) -> Iterator[None]:
+    """Set marks of this thread; Keras' constructors are hooked while any thread has some."""
+    user, before = object(), dict(vars(_marks))
+    with _marking_lock:
+        _marking_users.append(user)
+        KerasNode.__init__, keras.Operation.__init__ = _mark_node, _mark_operation
+    vars(_marks).update(marks)
+    try:
+        yield
+    finally:
+        vars(_marks).clear()
+        vars(_marks).update(before)
+        with _marking_lock:
+            _marking_users.remove(user)
+            if not _marking_users:
+                KerasNode.__init__, keras.Operation.__init__ = _true_inits
+
+
+def _mark_node(node: Any, *args: Any, **kwargs: Any) -> None:
+    _true_inits[0](node, *args, **kwargs)
+    if current_stage() is not None:
+        vars(node)[_STAGE] = current_stage()
+    if hasattr(_marks, "nodes") and _at_top():
+        _marks.nodes.append(node)
+
+
+def _mark_operation(operation: Any, *args: Any, **kwargs: Any) -> None:
+    _true_inits[1](operation, *args, **kwargs)
+    if current_stage() is not None:
+        vars(operation)[_STAGE] = current_stage()
 
 
 # --- functions that make variables -----------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 AXIS = "replica"
+STAGE_AXIS = "stage"
+"""The mesh axis over which the devices of one replica lie."""
 Tree = Any
 
 
@@ -30,11 +32,13 @@ class Replicas:
     """
 
     devices: tuple[Any, ...]
+    each: int = 1
+    """Devices of one replica: those of its pipeline."""
 
     @property
     def count(self) -> int:
         """How many there are."""
-        return len(self.devices)
+        return len(self.devices) // self.each
 
     @property
     def platform(self) -> str:
@@ -44,17 +48,17 @@ class Replicas:
     @property
     def mesh(self) -> Mesh:
         """The devices as JAX's mesh."""
-        return Mesh(np.array(self.devices), (AXIS,))
+        return Mesh(np.array(self.devices).reshape(self.count, self.each), (AXIS, STAGE_AXIS))
 
     # --- outside the program
 
     def everywhere(self) -> Any:
         """Where arrays live that are the same on all replicas."""
-        return self.devices[0] if self.count == 1 else NamedSharding(self.mesh, P())
+        return self.devices[0] if len(self.devices) == 1 else NamedSharding(self.mesh, P())
 
     def split(self, axis: int) -> Any:
         """Where arrays live that are split over the replicas along `axis`."""
-        return self.devices[0] if self.count == 1 else NamedSharding(self.mesh, P(*[None] * axis, AXIS))
+        return self.devices[0] if len(self.devices) == 1 else NamedSharding(self.mesh, P(*[None] * axis, AXIS))
 
     def program(self, run: Callable[..., Any], inputs: Tree, outputs: Tree) -> Callable[..., Any]:
         """`run`, written for one replica, as a function on all of them. `inputs` and `outputs` say the split axes.
@@ -94,6 +98,10 @@ class Replicas:
         # Where nobody is active nobody uses the mean, but it has to be a number.
         number = jnp.maximum(total(jnp.asarray(active, jnp.float32)), 1)
         return jax.tree.map(lambda a: total(jnp.where(active, a, jnp.zeros_like(a))) / number, tree)
+
+    def of_first(self, tree: Tree) -> Tree:
+        """The values of the first replica."""
+        return jax.tree.map(lambda a: self.sum(jnp.where(self.index() == 0, a, jnp.zeros_like(a))), tree)
 
     def gather(self, tree: Tree) -> Tree:
         """The values of all replicas, stacked in front."""

@@ -25,6 +25,9 @@ from .feed import Feed, Slab
 from .loop import Loop, Result
 from .model import Held
 from .options import MetricReduction, Options
+from .pipeline.assign import is_pipelined
+from .pipeline.plan import StagePlan, make_plan, make_stage_loop
+from .pipeline.spread import StageSpread
 from .place import Place
 from .place import place as make_place
 from .plan import check_training, describe_updates, limited, make_feed, positive
@@ -43,19 +46,14 @@ class StepFunction:
     `train_on_batch`, `test_on_batch` and `predict_on_batch` call it with the parts of the state that they know.
     """
 
-    def __init__(self, model: Any, mode: Mode, place: Place, options: Options) -> None:
-        replicas, accumulation = place.replicas, Accumulation()
+    def __init__(self, model: Any, mode: Mode, place: Place, options: Options, plan: StagePlan | None = None) -> None:
         self.place, self.options, self._mode = place, options, mode
-        self.spread = Spread(replicas)
-        twin = None
-        if mode == "train":
-            accumulation = options.accumulation
-            if options.shard_optimizer and replicas.count > 1:
-                shards, twin = make_shards(model.optimizer, model.trainable_variables, replicas, keras_model.decays)
-                self.spread = replace(self.spread, shards=shards)
-            self.spread = replace(self.spread, offloaded=offload.is_offloaded(options, replicas))
-        step = keras_model.make_step(model, mode, place, options, self.spread, twin)
-        self.loop = Loop(f"{model.name}_{mode}", step, place, accumulation, self.spread)
+        self.loop: Loop
+        self.spread: Spread | StageSpread
+        if plan is not None:
+            self.loop, self.spread = make_stage_loop(model, mode, place, options, plan)
+        else:
+            self.loop, self.spread = _make_loop(model, mode, place, options)
 
     def __call__(self, parts: tuple[Any, ...], iterator: Iterator[Any]) -> tuple[Any, tuple[Any, ...]]:
         """One step on the next batch."""
@@ -65,6 +63,20 @@ class StepFunction:
         return value, parts_of(self._mode, self.spread.gather(state))
 
 
+def _make_loop(model: Any, mode: Mode, place: Place, options: Options) -> tuple[Loop, Spread]:
+    """The loop of a model that is not pipelined, and how its state lies on the devices."""
+    replicas, accumulation = place.replicas, Accumulation()
+    spread, twin = Spread(replicas), None
+    if mode == "train":
+        accumulation = options.accumulation
+        if options.shard_optimizer and replicas.count > 1:
+            shards, twin = make_shards(model.optimizer, model.trainable_variables, replicas, keras_model.decays)
+            spread = replace(spread, shards=shards)
+        spread = replace(spread, offloaded=offload.is_offloaded(options, replicas))
+    step = keras_model.make_step(model, mode, place, options, spread, twin)
+    return Loop(f"{model.name}_{mode}", step, place, accumulation, spread), spread
+
+
 class Session:
     """A model under a strategy: where it runs, its loops, and its state while executions run."""
 
@@ -72,6 +84,7 @@ class Session:
         self.model, self.strategy = model, strategy
         self.options = Options()
         self._held: list[Held] = []
+        self._plans: dict[Any, StagePlan] = {}
         self.validation: Feed | None = None
         """The validation data of a running `fit`, kept over its epochs."""
 
@@ -86,9 +99,23 @@ class Session:
         self.options = options
 
     @property
+    def pipelined(self) -> bool:
+        """Whether the model runs in stages."""
+        return is_pipelined(self.model, self.options.stages)
+
+    @property
     def place(self) -> Place:
         """Where the model runs under the current configuration."""
-        return make_place(self.strategy.system)
+        return make_place(self.strategy.system, self.plan("test").device_count if self.pipelined else 1)
+
+    def plan(self, mode: Mode) -> StagePlan:
+        """How the stages of a pipelined model are spread over devices; kept as long as the model stays the same."""
+        options = self.effective_options
+        key = (mode == "train", options, tuple(map(id, self.model.layers)), self.strategy.system.settings)
+        if key not in self._plans:
+            self._plans = {old: plan for old, plan in self._plans.items() if old[1:] == key[1:]}
+            self._plans[key] = make_plan(self.model, mode, options, self.strategy.system.settings)
+        return self._plans[key]
 
     def function(self, mode: Mode, force: bool = False) -> StepFunction:
         """The model's step function for `mode`, made anew after `compile` and after a change of configuration."""
@@ -100,7 +127,7 @@ class Session:
             keras_model.mention_jit(self.model)
             if place.replicas.count > 1 and mode != "predict":
                 keras_model.mention_metrics(self.model.name, self.model.metrics)
-            current = StepFunction(self.model, mode, place, options)
+            current = StepFunction(self.model, mode, place, options, self.plan(mode) if self.pipelined else None)
             setattr(self.model, name, current)
         return current
 

@@ -17,10 +17,13 @@ from openipu.engine.options import MetricReduction, Options
 
 import keras
 
+from .arguments import steps, yes_or_no
+from .pipelining import PipeliningExtension, saved_stages
+
 OPTIONS_FILE = "openipu.json"
 
 
-class ModelExtension:
+class ModelExtension(PipeliningExtension):
     """Trains, evaluates and predicts through compiled device loops."""
 
     _ipu_session: run.Session
@@ -90,15 +93,15 @@ class ModelExtension:
         if unknown:
             raise ValueError(f"Unknown options {unknown}. Those known are {', '.join(known)}.")
         old = self._ipu_session.options
-        steps = _steps(gradient_accumulation_steps_per_replica, old.accumulation.steps)
+        count = steps(gradient_accumulation_steps_per_replica, old.accumulation.steps)
         method = Reduction.parse(gradient_accumulation_reduction_method)
         dtype = None if extra.get("dtype") is None else keras.backend.standardize_dtype(extra["dtype"])
         self._ipu_session.set_options(
             dataclasses.replace(
                 old,
-                accumulation=Accumulation(steps, method, dtype),
-                shard_optimizer=_yes_or_no(extra, "replicated_optimizer_state_sharding", False),
-                offload_optimizer=_yes_or_no(extra, "offload_weight_update_variables", None),
+                accumulation=Accumulation(count, method, dtype),
+                shard_optimizer=yes_or_no(extra, "replicated_optimizer_state_sharding", False),
+                offload_optimizer=yes_or_no(extra, "offload_weight_update_variables", None),
             )
         )
 
@@ -109,31 +112,15 @@ class ModelExtension:
 
     def save_assets(self, dir_path: str) -> None:
         """Write the options beside the weights. Plain Keras reads the rest of the file and leaves this alone."""
-        pathlib.Path(dir_path, OPTIONS_FILE).write_text(self._ipu_session.options.to_json())
+        options = self._ipu_session.options
+        options = dataclasses.replace(options, stages=saved_stages(self, options.stages))
+        pathlib.Path(dir_path, OPTIONS_FILE).write_text(options.to_json())
 
     def load_assets(self, dir_path: str) -> None:
         """Read what `save_assets` wrote; a model that plain Keras saved has nothing to read."""
         path = pathlib.Path(dir_path, OPTIONS_FILE)
         if path.exists():
             self._ipu_session.set_options(Options.from_json(path.read_text()))
-
-
-def _steps(value: Any, old: int) -> int:
-    if value is None:
-        return old
-    if type(value) is not int or value < 1:
-        raise ValueError(
-            f"`gradient_accumulation_steps_per_replica` is {value!r}, but it counts micro-batches: give a whole number "
-            "of 1 or more."
-        )
-    return value
-
-
-def _yes_or_no(options: dict[str, Any], name: str, default: Any) -> Any:
-    value = options.get(name, default)
-    if value is not default and not isinstance(value, bool):
-        raise ValueError(f"`{name}` is {value!r}, but it switches something on or off: give True or False.")
-    return value
 
 
 @functools.cache

@@ -1,0 +1,248 @@
+"""A Keras model as a flat graph: which calls it makes, in an order in which they can run.
+
+Who does what: engine/model.py asks Keras what a model records (Functional, Sequential) or traces its `call`
+(subclassed models). Here, nested models are replaced by what they contain, so that a stage may begin or end inside one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from openipu.engine import model as keras_model
+
+import keras
+
+Tensor = Any
+"""A `keras.KerasTensor`: stands for a value while nothing is computed."""
+
+
+class Use(NamedTuple):
+    """Call number `call` (from 0) of a nested model."""
+
+    model: Any
+    call: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One call of a layer or of an operation of `keras.ops`."""
+
+    operation: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[Tensor, ...]
+    index: int
+    """Which call of its operation this is, counted over the graph."""
+    within: tuple[Use, ...]
+    """The nested models that it is part of, the outermost first."""
+    stage: int | None
+    """The stage that a `PipelineStage` gave it."""
+    training: bool | Literal["as run"] | None
+    """The `training` argument that it is told: that of the run, or one that the model's own `call` decided."""
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether it is a layer, which has to be in some stage. Other nodes go where their inputs are."""
+        return isinstance(self.operation, keras.Layer)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The same for the same call in another graph of the model."""
+        return id(self.operation), self.index
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The tensors that it uses."""
+        return [leaf for leaf in keras.tree.flatten((self.args, self.kwargs)) if keras_model.is_symbolic(leaf)]
+
+    @property
+    def variables(self) -> list[Any]:
+        """The variables that it uses: those of its layer, and those among its arguments."""
+        leaves = keras.tree.flatten((self.args, self.kwargs))
+        own = self.operation.variables if self.is_layer else []
+        return [*own, *(leaf for leaf in leaves if isinstance(leaf, keras.Variable))]
+
+    def __str__(self) -> str:
+        name = "/".join([*(use.model.name for use in self.within), self.operation.name])
+        return f"{name} (call {self.index})" if self.index else name
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Graph:
+    """The calls of a model. A tensor is known by its identity; each is the output of one node, or an input."""
+
+    model: Any
+    nodes: tuple[Node, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: Any
+    """Tensors in the structure of the model's outputs."""
+    traced: bool
+    """Whether it comes from tracing `call`, so that it holds only for the shapes and the mode of the trace."""
+    training: bool
+    """The mode of the trace."""
+
+    def sources(self) -> dict[int, list[Any]]:
+        """For each node, by identity: the layers, or inputs, that it uses directly or through operations."""
+        made: dict[int, list[Any]] = {id(tensor): [tensor] for tensor in self.inputs}
+        found: dict[int, list[Any]] = {}
+        for node in self.nodes:
+            used = {id(source): source for tensor in node.inputs for source in made[id(tensor)]}
+            found[id(node)] = list(used.values())
+            made.update((id(t), [node.operation] if node.is_layer else found[id(node)]) for t in node.outputs)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a nested model takes its inputs in: they get the structure, dtype and rank that it declares."""
+
+    model: Any
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.model.name}:inputs"
+
+    def __call__(self, inputs: Any, mask: Any = None) -> list[Any]:
+        """The flat inputs of the nested model's graph."""
+        values = keras_model.standardized(self.model, inputs)
+        for value, given in zip(values, [] if mask is None else keras.tree.flatten(mask), strict=False):
+            if given is not None:
+                keras_model.set_keras_mask(value, given)
+        return values
+
+
+def graph_of(model: Any, input_spec: Any = None, training: bool = False) -> Graph:
+    """The graph of a built model.
+
+    Args:
+        model: A Functional, Sequential or subclassed Keras model.
+        input_spec: Needed where the model's `call` has to be traced: the inputs, or anything in their structure with
+            `shape` and `dtype`. Such a graph holds for these shapes. By default those with which the model was built.
+        training: The mode in which `call` is traced.
+    """
+    if keras_model.replaces_call(model):
+        raise RuntimeError(
+            f"Model {model.name!r} has a graph of layers and also a `call` of its own. A pipelined model has one of "
+            "them: remove `call`, or write the whole model as a subclass of `keras.Model`."
+        )
+    known = keras_model.has_graph(model)
+    record = keras_model.recorded(model) if known else _trace(model, input_spec, training)
+    build = _Build()
+    inputs = tuple(_fresh(tensor) for tensor in record.inputs)
+    tensors = {id(tensor): new for tensor, new in zip(record.inputs, inputs, strict=True)}
+    build.add(record, tensors, _Around(training="as run" if known else None))
+    return Graph(model, tuple(build.nodes), inputs, _replaced(record.outputs, tensors), not known, training)
+
+
+def _trace(model: Any, spec: Any, training: bool) -> keras_model.Recording:
+    spec = spec if spec is not None else _built_spec(model)
+    symbols = keras.tree.map_structure(lambda leaf: keras.KerasTensor(leaf.shape, _dtype(leaf)), spec)
+    return keras_model.traced(model, symbols, training)
+
+
+def _built_spec(model: Any) -> Any:
+    shapes = keras_model.build_shapes(model)
+    if shapes is None:
+        raise RuntimeError(
+            f"The stages of model {model.name!r} are not known before it is built. Call `model.build(input_shape)`, or "
+            "call the model on a batch."
+        )
+    # Code that asks for the number of rows wants a number.
+    return keras.tree.map_shape_structure(lambda shape: keras.KerasTensor((shape[0] or 1, *shape[1:])), shapes)
+
+
+def _dtype(leaf: Any) -> str:
+    return str(keras.backend.standardize_dtype(leaf.dtype))
+
+
+class _Around(NamedTuple):
+    """What the calls inside a nested model take over from the call of that model."""
+
+    training: bool | Literal["as run"] | None
+    within: tuple[Use, ...] = ()
+    called_in: int | None = None
+    made_in: int | None = None
+
+
+@dataclass(slots=True)
+class _Build:
+    nodes: list[Node] = field(default_factory=list)
+    counts: Counter[int] = field(default_factory=Counter)
+
+    def add(self, record: keras_model.Recording, tensors: dict[int, Tensor], around: _Around) -> None:
+        """Append the calls of a recording. `tensors` maps what it calls its tensors to those of the graph."""
+        for call in record.calls:
+            # Keras leaves out what it cannot compute, too.
+            if any(id(tensor) not in tensors for tensor in _symbols((call.args, call.kwargs))):
+                continue
+            args, kwargs = _replaced((call.args, call.kwargs), tensors)
+            call = call._replace(args=args, kwargs=kwargs)  # noqa: PLW2901
+            outputs = self._outputs(call, around)
+            tensors.update((id(old), new) for old, new in zip(call.outputs, outputs, strict=True))
+
+    def _outputs(self, call: keras_model.Call, around: _Around) -> list[Tensor]:
+        index = self.counts[id(call.operation)]
+        self.counts[id(call.operation)] += 1
+        plain = _plain(call) if keras_model.can_be_inlined(call.operation) else None
+        if plain is not None:
+            return self._inline(call, plain, index, around)
+        outputs = tuple(_fresh(tensor) for tensor in call.outputs)
+        stage = _first(around.called_in, call.stage, _made_in(call.operation), around.made_in)
+        node = Node(call.operation, call.args, call.kwargs, outputs, index, around.within, stage, around.training)
+        self.nodes.append(node)
+        return list(outputs)
+
+    def _inline(self, call: keras_model.Call, plain: _Plain, index: int, around: _Around) -> list[Tensor]:
+        """The calls inside a nested model in place of its own; gives its outputs."""
+        inner = _Around(
+            plain.training if around.training is None else around.training,
+            (*around.within, Use(call.operation, index)),
+            _first(around.called_in, call.stage),
+            _first(_made_in(call.operation), around.made_in),
+        )
+        record = keras_model.recorded(call.operation)
+        inputs = tuple(_fresh(tensor) for tensor in record.inputs)
+        self.nodes.append(Node(Entry(call.operation), (plain.inputs, plain.mask), {}, inputs, index, inner.within,
+                               inner.called_in, None))  # fmt: skip
+        tensors = {id(old): new for old, new in zip(record.inputs, inputs, strict=True)}
+        self.add(record, tensors, inner)
+        return [tensors[id(tensor)] for tensor in keras.tree.flatten(record.outputs)]
+
+
+class _Plain(NamedTuple):
+    """The arguments of a call of a nested model."""
+
+    inputs: Any
+    training: bool | None = None
+    mask: Any = None
+
+
+def _plain(call: keras_model.Call) -> _Plain | None:
+    try:
+        return _Plain(*call.args, **call.kwargs)
+    except TypeError:
+        return None
+
+
+def _made_in(operation: Any) -> int | None:
+    return keras_model.stage_of_layer(operation) if isinstance(operation, keras.Layer) else None
+
+
+def _first(*stages: int | None) -> int | None:
+    return next((stage for stage in stages if stage is not None), None)
+
+
+def _fresh(tensor: Tensor) -> Tensor:
+    return keras.KerasTensor(tensor.shape, tensor.dtype, sparse=tensor.sparse, name=tensor.name)
+
+
+def _symbols(tree: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in keras.tree.flatten(tree) if keras_model.is_symbolic(leaf))
+
+
+def _replaced(tree: Any, tensors: dict[int, Tensor]) -> Any:
+    return keras.tree.map_structure(lambda leaf: tensors[id(leaf)] if keras_model.is_symbolic(leaf) else leaf, tree)

@@ -1,0 +1,120 @@
+"""Compiled executions of a pipelined model: the same loop, with another function to compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from openipu.engine.accumulate import Accumulation
+from openipu.engine.execution import Counts, fetch, row
+from openipu.engine.feed import Slab
+from openipu.engine.loop import Loop
+from openipu.engine.place import Place
+from openipu.engine.replicate import AXIS
+from openipu.engine.state import State, Step
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from .compile import Compiled, compile_table
+from .execute import Pipeline, make_pipeline
+from .execution import StagedExecution, size_of
+from .schedules import Schedule, Sequential
+from .spread import StageSpread
+from .stages import Around, StageFunction, specs_of
+
+Tree = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """How a model is spread over stages: what each of them computes, on which device, in which order."""
+
+    stages: tuple[StageFunction, ...]
+    schedule: Schedule
+    devices: tuple[int, ...]
+    """The device of each stage."""
+    micro_batches: int | None
+    """Those of one update; None outside of training, where a table takes all of an execution."""
+    recompute: bool
+
+    def table(self, steps: int) -> Compiled:
+        """The table for one update, or for at least so many steps where nothing is trained."""
+        training = self.micro_batches is not None
+        count = self.micro_batches or _round_up(steps, self._multiple())
+        return compile_table(self.schedule.table(len(self.stages), count, self.devices, training))
+
+    def single(self) -> Compiled:
+        """The table for one micro-batch."""
+        training = self.micro_batches is not None
+        return compile_table(Sequential().table(len(self.stages), 1, self.devices, training))
+
+    def _multiple(self) -> int:
+        overlap = getattr(self.schedule, "overlap", None)
+        return overlap(len(self.stages), self.devices, False) if overlap else 1
+
+
+class StageLoop(Loop):
+    """Runs slabs of data through the stages of a model."""
+
+    def __init__(
+        self,
+        name: str,
+        step: Step,
+        place: Place,
+        accumulation: Accumulation,
+        spread: StageSpread,
+        staging: Staging,
+    ) -> None:
+        super().__init__(name, step, place, accumulation, spread)
+        self._staging = staging
+
+    def _execution(self, state: State, resident: Tree, slab: Slab) -> Callable[..., tuple[Any, State]]:
+        replicas, specs = self._place.replicas, self._spread.specs(state)
+
+        def run(state: State, resident: Tree, body: Tree, counts: Any, tail: Tree) -> tuple[Any, State]:
+            mine = jax.tree.map(lambda a: a[:, 0], body)
+            own = self._spread.own_part(state)
+            execution = self._staged(own, resident, mine, tail)
+            value, new = execution.run(own, resident, mine, Counts.unpack(counts), tail)
+            return value, self._spread.rejoin(new)
+
+        value = (P(None, AXIS), P()) if self._step.collect == "all" else P()
+        return jax.shard_map(
+            run,
+            mesh=replicas.mesh,
+            in_specs=(specs, P(), P(None, AXIS), P(), P()),
+            out_specs=(value, specs),
+            check_vma=False,
+        )
+
+    def _staged(self, state: State, resident: Tree, body: Tree, tail: Tree) -> StagedExecution:
+        """Everything that is known before compiling, from the shapes of what one device has."""
+        staging = self._staging
+        table = staging.table(size_of(body))
+        full, result = self._pipeline(table, state, jax.eval_shape(lambda r, b: fetch(r, row(b, 0)), resident, body))
+        small, small_result = None, None
+        if tail is not None:
+            small, small_result = self._pipeline(staging.single(), state, jax.eval_shape(fetch, resident, tail))
+        count = staging.micro_batches or int(table.forward.micro_batch.max()) + 1
+        return StagedExecution(self._step, self._spread, full, small, count, (result, small_result))
+
+    def _pipeline(self, table: Compiled, state: State, batch: Tree) -> tuple[Pipeline, Tree]:
+        replicas, spread = self._place.replicas, self._spread
+        common, active = spread.slots(state)[1], jax.ShapeDtypeStruct((), bool)
+        around = Around(batch, specs_of(common), active, [], specs_of(state.metrics))
+        return make_pipeline(
+            table,
+            self._staging.stages,
+            spread.weights,
+            spread.state,
+            self._accumulation,
+            around,
+            recompute=self._staging.recompute,
+            replicas=replicas,
+        )
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -1,0 +1,260 @@
+"""The update of the weights in a pipeline: each device updates the weights of its own stages.
+
+Any Keras optimizer does: each device has a twin of it that knows the device's weights only. What an optimizer computes
+from all gradients (a global norm to clip by, whether a scaled loss overflowed) is computed over all devices before.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openipu.engine.replicate import STAGE_AXIS as AXIS
+from openipu.engine.replicate import Replicas
+from openipu.engine.shard import check_elementwise
+from openipu.optimizers.base import by_engine, chain, loss_scale
+from openipu.optimizers.plan import unwrapped
+
+import jax
+import jax.numpy as jnp
+import keras
+from jax import lax
+
+from .packing import Buffers, Spec, used
+from .store import Store, filled, make_store
+
+_TOKEN = re.compile(r"slice(\d+)of")
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The twins of a model's optimizer, and where their variables are."""
+
+    optimizer: Any
+    weights: Store
+    slots: Store
+    """The optimizer's variables that belong to weights."""
+    common: tuple[int, ...]
+    """The numbers of those that do not, such as the count of updates; all devices have them."""
+    twins: tuple[Any, ...]
+    orders: tuple[tuple[int, ...], ...]
+    """The numbers of each twin's variables among those of the optimizer."""
+    average: bool
+    replicas: Replicas
+
+    @property
+    def divided(self) -> bool:
+        """Whether each replica has only its share of the slots."""
+        return False
+
+    def apply(
+        self, weights: Buffers, slots: Buffers, common: list[Any], total: Buffers
+    ) -> tuple[Buffers, Buffers, list[Any]]:
+        """The state after the gradients in `total`."""
+        me = lax.axis_index(AXIS)
+        total = self._sum_tied(me, total)
+        total = self.replicas.mean(total) if self.average else self.replicas.sum(total)
+        norm, finite = self._over_all(me, total)
+        factor = self._clip_factor(norm, common)
+        for device in range(len(self.twins)):
+            weights, slots, common = self._on(device, me, weights, slots, common, total, factor, finite)
+        busy = [device for device, held in enumerate(self.weights.held) if held]
+        if len(busy) < len(self.twins):
+            common = from_device(busy[0], me, common)
+        return weights, slots, common
+
+    def _on(
+        self,
+        device: int,
+        me: Any,
+        weights: Buffers,
+        slots: Buffers,
+        common: list[Any],
+        total: Buffers,
+        factor: Any,
+        finite: Any,
+    ) -> tuple[Buffers, Buffers, list[Any]]:
+        weight_at, slot_at = self.weights.slots(device), self.slots.slots(device)
+        twin, order = self.twins[device], self.orders[device]
+        if not weight_at:
+            return weights, slots, common
+
+        def run(writes: tuple[Buffers, Buffers, list[Any]]) -> tuple[Buffers, Buffers, list[Any]]:
+            own, own_slots, common = writes
+            values = dict(zip(self.common, common, strict=True))
+            values |= zip(self.slots.held[device], self.slots.packing.read(own_slots, slot_at), strict=True)
+            gradients = self.weights.packing.read(total, weight_at)
+            if factor is not None:
+                gradients = [g * factor.astype(g.dtype) for g in gradients]
+            with by_engine(), _told_finite(twin, finite):
+                new, state = twin.stateless_apply(
+                    [values[n] for n in order], gradients, self.weights.packing.read(own, weight_at)
+                )
+            values |= zip(order, state, strict=True)
+            return (
+                self.weights.packing.write(own, weight_at, new),
+                self.slots.packing.write(own_slots, slot_at, [values[n] for n in self.slots.held[device]]),
+                [jnp.asarray(values[n], old.dtype) for n, old in zip(self.common, common, strict=True)],
+            )
+
+        writes = used(weights, weight_at), used(slots, slot_at), common
+        new_weights, new_slots, common = lax.cond(me == device, run, lambda w: w, writes)
+        return weights | new_weights, slots | new_slots, common
+
+    def _sum_tied(self, me: Any, total: Buffers) -> Buffers:
+        """Gradients of weights that several devices hold, summed over them."""
+        for number in self.weights.shared():
+            holders = [d for d, held in enumerate(self.weights.held) if number in held]
+            at = {device: self.weights.slots(device, [number]) for device in holders}
+            spec = at[holders[0]][0].spec
+            mine = jnp.zeros(spec.shape, total[at[holders[0]][0].buffer].dtype)
+            for device in holders:
+                mine = jnp.where(me == device, self.weights.packing.read(total, at[device])[0], mine)
+            whole = lax.psum(mine, AXIS)
+            for device in holders:
+                mine_too = used(total, at[device])
+                with_it = self.weights.packing.write(mine_too, at[device], [whole])
+                total = total | {b: jnp.where(me == device, with_it[b], mine_too[b]) for b in with_it}
+        return total
+
+    def _over_all(self, me: Any, total: Buffers) -> tuple[Any, Any]:
+        """The norm of all gradients, if it is needed, and whether all of them are finite, likewise."""
+        norm = finite = None
+        if self._clip() is not None:
+            squares = jnp.zeros(())
+            seen: set[int] = set()
+            for device, held in enumerate(self.weights.held):
+                once = [number for number in held if number not in seen]
+                seen.update(once)
+                arrays = self.weights.packing.read(total, self.weights.slots(device, once))
+                own = sum((jnp.sum(jnp.square(a.astype(jnp.float32))) for a in arrays), jnp.zeros(()))
+                squares = jnp.where(me == device, own, squares)
+            norm = jnp.sqrt(lax.psum(squares, AXIS))
+        if any(isinstance(link, keras.optimizers.LossScaleOptimizer) for link in chain(self.optimizer)):
+            wrong = sum(jnp.any(~jnp.isfinite(buffer)).astype(jnp.int32) for buffer in total.values())
+            finite = lax.psum(wrong, AXIS) == 0
+        return norm, finite
+
+    def _clip(self) -> float | None:
+        limit = getattr(list(chain(self.optimizer))[-1], "global_clipnorm", None)
+        return float(limit) if limit else None
+
+    def _clip_factor(self, norm: Any, common: list[Any]) -> Any:
+        limit = self._clip()
+        if limit is None:
+            return None
+        norm = norm / loss_scale(self.optimizer, filled(self.optimizer.variables, self.common, common))
+        return jnp.minimum(limit / norm, 1.0) + (norm - norm)
+
+
+def from_device(device: int, me: Any, tree: Any) -> Any:
+    """What one device has, on all of them."""
+    return jax.tree.map(lambda a: _sum(jnp.where(me == device, a, jnp.zeros_like(a))), tree)
+
+
+def _sum(array: Any) -> Any:
+    return lax.psum(array.astype(jnp.int32), AXIS) > 0 if array.dtype == bool else lax.psum(array, AXIS)
+
+
+class _told_finite:  # noqa: N801 - reads as a function
+    """While active, a twin that scales its loss believes `finite` instead of looking at its own gradients."""
+
+    def __init__(self, twin: Any, finite: Any) -> None:
+        self._scaling = [link for link in chain(twin) if isinstance(link, keras.optimizers.LossScaleOptimizer)]
+        self._finite = finite
+
+    def __enter__(self) -> None:
+        for link in self._scaling:
+            link.__dict__["check_finite"] = lambda _gradients: self._finite
+
+    def __exit__(self, *_: object) -> None:
+        for link in self._scaling:
+            del link.__dict__["check_finite"]
+
+
+def make_update(
+    optimizer: Any,
+    variables: Sequence[Any],
+    weights: Store,
+    average: bool,
+    replicas: Replicas,
+    decays: Callable[[Any, Any], bool],
+    forget: Callable[[Sequence[Any]], None],
+    kind: type[Update] | None = None,
+) -> Update:
+    """The update of a built optimizer over `variables`, the model's trainable ones.
+
+    `decays(optimizer, variable)` says which weights decay; `forget(variables)` frees the memory of variables. With
+    `kind`, a `ShardedUpdate`, each replica has its share of the state.
+    """
+    shapes = [tuple(v.shape) for v in variables]
+    if kind is not None:
+        check_elementwise(unwrapped(optimizer))
+        shapes = [(-(-math.prod(shape) // replicas.count),) for shape in shapes]
+    whole = _twin(optimizer, variables, shapes, range(len(variables)), decays, forget)
+    keys = _keys(whole, range(len(variables)))
+    if len(keys) != len(optimizer.variables):
+        raise ValueError(
+            f"A second {type(optimizer).__name__} made from its configuration has {len(keys)} variables instead of "
+            f"{len(optimizer.variables)}, so it cannot be divided over the stages. Give it a complete `get_config`."
+        )
+    number = {key: i for i, key in enumerate(keys)}
+    common = tuple(i for i, (owner, _) in enumerate(keys) if owner is None)
+    twins = [_twin(optimizer, variables, shapes, held, decays, forget) for held in weights.held]
+    orders = []
+    for twin, held in zip(twins, weights.held, strict=True):
+        own = _keys(twin, held)
+        if sum(owner is None for owner, _ in own) != len(common):
+            raise ValueError(
+                f"It cannot be told which variables of {type(optimizer).__name__} belong to which weight, because they "
+                "are not named after it. Create them with `add_variable_from_reference`."
+            )
+        orders.append(tuple(number[key] for key in own))
+    specs = [Spec.of(v) for v in whole.variables]
+    slots = make_store(specs, [[n for n in order if n not in common] for order in orders])
+    return (kind or Update)(optimizer, weights, slots, common, tuple(twins), tuple(orders), average, replicas)
+
+
+def _twin(
+    optimizer: Any,
+    variables: Sequence[Any],
+    shapes: Sequence[tuple[int, ...]],
+    numbers: Sequence[int],
+    decays: Callable[[Any, Any], bool],
+    forget: Callable[[Sequence[Any]], None],
+) -> Any:
+    """An optimizer with the same settings for some of the variables, with stand-ins that are named by number."""
+    plain = unwrapped(optimizer)
+    try:
+        twin = type(plain).from_config(plain.get_config())
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{type(plain).__name__} cannot update the stages of a pipeline: a second one cannot be made from its "
+            f"configuration ({error}). Give it, or its learning-rate schedule, a complete `get_config`."
+        ) from error
+    owned = [variables[n] for n in numbers]
+    stand_ins = [
+        keras.Variable(jnp.zeros(shapes[n], v.dtype), name=f"slice{n}of") for n, v in zip(numbers, owned, strict=True)
+    ]
+    inner, twin_inner = list(chain(plain))[-1], list(chain(twin))[-1]
+    twin_inner.exclude_from_weight_decay([s for s, v in zip(stand_ins, owned, strict=True) if not decays(inner, v)])
+    twin.build(stand_ins)
+    twin_inner.global_clipnorm = None  # clipped before, over all devices
+    forget([*stand_ins, *twin.variables])
+    return twin
+
+
+def _keys(twin: Any, numbers: Sequence[int]) -> list[tuple[int | None, int]]:
+    """For each variable of a twin, the weight it belongs to, and which of that weight's variables it is."""
+    counts: dict[int | None, int] = {}
+    keys = []
+    for variable in twin.variables:
+        found = _TOKEN.search(variable.path)
+        owner = int(found[1]) if found else None
+        assert owner is None or owner in numbers
+        counts[owner] = counts.get(owner, -1) + 1
+        keys.append((owner, counts[owner]))
+    return keys
