@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from openipu.optimizers.plan import describe
@@ -142,9 +141,17 @@ class Session:
         loop, held = function.loop, Held(self.model, mode, function.spread)
         began = getattr(callbacks, f"on_{mode}_batch_begin")
         ended = getattr(callbacks, f"on_{mode}_batch_end")
+        slabs = _Ahead(feed.epoch())
+        running: Any = None
         self._held.append(held)
         try:
-            for slab, results in launches(feed, partial(held.run, loop.execute), lambda slab: began(slab.begin)):
+            for slab in slabs:
+                began(slab.begin)
+                results = held.run(loop.execute, feed.source.resident, slab)
+                slabs.prepare()
+                # At most two executions are under way, so that memory does not grow with the number of steps.
+                jax.block_until_ready(running)
+                running = results[-1].value
                 value = _rows(results) if mode == "predict" else results[-1].value
                 ended(slab.end, {"outputs": value} if mode == "predict" else value)
                 yield value
