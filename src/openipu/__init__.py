@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from openipu import (
+        callbacks,
         config,
         data,
         datasets,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "all_to_all_op",
+    "callbacks",
     "config",
     "cross_replica_ops",
     "data",

@@ -35,7 +35,7 @@ _ARRAYS = "arrays"
 _SAVING, _REMOVED = "saving-", "removed-"
 
 
-class Damaged(Exception):
+class DamagedError(Exception):
     """A checkpoint's files are not as they were written."""
 
 
@@ -43,7 +43,8 @@ class Checkpoints:
     """The checkpoints in a folder, one per step; the newest `keep` stay (None: all).
 
     One is due after `every_steps` steps or `every_seconds` seconds, whichever comes first, or always when neither is
-    given; never while another is still being written, so that saving cannot hold training up.
+    given. Saving cannot hold training up: nothing is due while one is being written and another one waits, or sooner
+    than writing the last one took, divided by `max_share`.
 
     >>> checkpoints = Checkpoints("run", keep=3, every_steps=1000)
     >>> checkpoints.save(1000, {"weights": weights, "step": 1000})
@@ -57,27 +58,31 @@ class Checkpoints:
         keep: int | None = 5,
         every_steps: int | None = None,
         every_seconds: float | None = None,
+        max_share: float = 1.0,
     ) -> None:
         for name, value in (("keep", keep), ("every_steps", every_steps), ("every_seconds", every_seconds)):
             if value is not None and not value > 0:
                 raise ValueError(f"`{name}` is {value!r}. Give a number above 0, or None.")
+        if not 0 < max_share <= 1:
+            raise ValueError(f"`max_share` is {max_share!r}. Give the share of time for writing: above 0, at most 1.")
         self.folder = Path(folder).absolute()
         self._keep, self._every_steps, self._every_seconds = keep, every_steps, every_seconds
         self._last_step, self._last_time = 0, time.monotonic()
+        self._max_share, self._seconds = max_share, 0.0
         self._thread: ThreadPoolExecutor | None = None
-        self._saving: Future[None] | None = None
+        self._saving: list[Future[None]] = []
 
     # --- saving
 
     def due(self, step: int) -> bool:
         """Whether it is time to save again."""
-        if self._saving is not None and not self._saving.done():
+        passed = time.monotonic() - self._last_time
+        if sum(not saving.done() for saving in self._saving) > 1 or passed * self._max_share < self._seconds:
             return False
         if self._every_steps is None and self._every_seconds is None:
             return True
         enough = self._every_steps is not None and step - self._last_step >= self._every_steps
-        late = self._every_seconds is not None and time.monotonic() - self._last_time >= self._every_seconds
-        return enough or late
+        return enough or (self._every_seconds is not None and passed >= self._every_seconds)
 
     def save(self, step: int, tree: Tree, *, wait: bool = False) -> None:
         """Save `tree` as it is now, in the background; the arrays may be changed or donated right after the call.
@@ -96,20 +101,23 @@ class Checkpoints:
                         "and strings, in dicts and lists."
                     )
                 values[name] = value
-        self.wait()
+        # One is written, one waits: memory holds no more than two copies of the state.
+        self._finish(but=1)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="openipu-checkpoint")
-            self._thread.submit(_clean, self.folder)
+            self._thread.submit(_prepare, self.folder)
         self._last_step, self._last_time = step, time.monotonic()
-        self._saving = self._thread.submit(self._save, step, arrays, values)
+        self._saving.append(self._thread.submit(self._save, step, arrays, values))
         if wait:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until nothing is being written."""
-        if self._saving is not None:
-            self._saving.result()
-            self._saving = None
+        """Wait until everything is written."""
+        self._finish(but=0)
+
+    def _finish(self, but: int) -> None:
+        while len(self._saving) > but:
+            self._saving.pop(0).result()
 
     def close(self) -> None:
         """Wait, and end the background thread."""
@@ -120,9 +128,12 @@ class Checkpoints:
 
     def _save(self, step: int, arrays: dict[str, Any], values: dict[str, Any]) -> None:
         try:
-            _write(self.folder, step, {name: np.asarray(a) for name, a in arrays.items()}, values)
+            on_host = {name: np.asarray(a) for name, a in arrays.items()}
+            began = time.monotonic()
+            _write(self.folder, step, on_host, values)
             for old in self.all_steps()[: -self._keep] if self._keep else []:
                 _remove(self.folder / str(old))
+            self._seconds = time.monotonic() - began
         except Exception as error:
             # Whatever it is (the disk is full, the folder is gone), the run is worth more than this checkpoint.
             log.error(
@@ -148,7 +159,7 @@ class Checkpoints:
         """The newest intact checkpoint (or that of `step`) and its step; arrays come as NumPy arrays.
 
         `like` says what to read: its keys, each with a tree of the same structure, shapes and dtypes as was saved, or
-        with None to take what there is as a flat dict. Damaged checkpoints are named in a warning and passed over.
+        with None to take what there is as a flat dict. DamagedError checkpoints are named in a warning and passed over.
         """
         self.wait()
         steps = self.all_steps()
@@ -157,7 +168,7 @@ class Checkpoints:
         for candidate in reversed(steps) if step is None else (step,):
             try:
                 tree = _read(self.folder / str(candidate), like)
-            except Damaged as error:
+            except DamagedError as error:
                 if step is not None:
                     raise ValueError(f"{error} Use another step: there are {steps}.") from None
                 warnings.warn(f"{error} It is passed over.", RuntimeWarning, stacklevel=2)
@@ -188,7 +199,8 @@ def _copies(arrays: dict[str, Any]) -> dict[str, Any]:
     """Copies that nobody else can change; those on a device are made there, without waiting for their values."""
     on_device = {name: a for name, a in arrays.items() if isinstance(a, jax.Array)}
     host = {name: np.array(a) for name, a in arrays.items() if name not in on_device}
-    return jax.device_put(on_device, may_alias=False) | host
+    copies: dict[str, Any] = jax.device_put(on_device, may_alias=False)
+    return copies | host
 
 
 def _like(saved: dict[str, Any], key: str, like: Tree, place: str) -> Tree:
@@ -232,7 +244,7 @@ def _write(folder: Path, step: int, arrays: dict[str, np.ndarray], values: dict[
 
 
 def _read(path: Path, like: dict[str, Tree]) -> dict[str, Tree]:
-    saved = _verified(path)["values"]
+    saved: dict[str, Any] = _verified(path)["values"]
     if (path / _ARRAYS).exists():
         with _checkpointer() as orbax:
             saved |= orbax.restore(path / _ARRAYS)
@@ -247,12 +259,12 @@ def _verified(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError):
         intact = False
     if not intact:
-        raise Damaged(f"The checkpoint {path} is damaged ({MANIFEST}).")
+        raise DamagedError(f"The checkpoint {path} is damaged ({MANIFEST}).")
     record: dict[str, Any] = json.loads(text)
     found = dict(_digests(path))
     for name in sorted(record["files"].keys() | found.keys()):
         if record["files"].get(name) != found.get(name):
-            raise Damaged(f"The checkpoint {path} is damaged ({name}).")
+            raise DamagedError(f"The checkpoint {path} is damaged ({name}).")
     return record
 
 
@@ -279,8 +291,10 @@ def _remove(path: Path) -> None:
     shutil.rmtree(removed, ignore_errors=True)
 
 
-def _clean(folder: Path) -> None:
-    """Remove what killed processes left behind. Called by the writer of a folder, of which there is one at a time."""
+def _prepare(folder: Path) -> None:
+    """Load Orbax, and remove what killed processes left behind. A folder has one writer at a time."""
+    import orbax.checkpoint  # noqa: F401
+
     for pattern in (f"{_SAVING}*", f"{_REMOVED}*"):
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)

@@ -43,6 +43,8 @@ from keras.src.trainers.data_adapters import get_data_adapter
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable, train_validation_split
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset, PyDatasetAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from keras.src.utils.python_utils import pythonify_logs
 
 from . import offload
@@ -85,6 +87,18 @@ def variables(model: Any, mode: Mode) -> State:
     )
 
 
+def values_of(owners: State) -> State:
+    """The values of variables."""
+    return State(*([v.value for v in part] for part in owners))
+
+
+def assign(owners: State, state: State) -> None:
+    """Put a state into the variables; metrics may be those of several replicas, which add up."""
+    for part, values in zip(owners, state, strict=True):
+        for v, value in zip(part, values, strict=True):
+            v.assign(value if value.ndim == len(v.shape) else np.asarray(value).sum(0))
+
+
 class Held:
     """The state of a model while executions run: taken from its variables, put back when somebody looks.
 
@@ -111,22 +125,40 @@ class Held:
         if self._state is None:
             return
         owners, spread = variables(self._model, self._mode), self._state
-        for part, values in zip(owners, self._spread.gather(spread), strict=True):
-            for v, value in zip(part, values, strict=True):
-                v.assign(value)
+        assign(owners, self._spread.gather(spread))
         self._counted = [v.value for v in owners.metrics], spread.metrics
         self._state = None
+
+    def snapshot(self) -> State:
+        """The current state as plain arrays, but the metrics as each replica has counted them."""
+        if self._state is None:
+            values = values_of(variables(self._model, self._mode))
+            return values._replace(metrics=self._own_metrics(values) or values.metrics)
+        gathered = self._spread.gather(self._state._replace(metrics=[]))
+        return gathered._replace(metrics=self._state.metrics)
+
+    def load(self, state: State) -> None:
+        """Go on from what `snapshot` gave, perhaps on another number of replicas."""
+        owners = variables(self._model, self._mode)
+        assign(owners, state)
+        several = bool(state.metrics) and state.metrics[0].ndim > len(owners.metrics[0].shape)
+        self._counted = [v.value for v in owners.metrics], self._spread.own_metrics(state.metrics) if several else []
+        self._state = None
+
+    def _own_metrics(self, values: State) -> list[Any]:
+        """The metrics of each replica, unless somebody changed the variables since they were put there."""
+        joined, counted = self._counted
+        return counted if all(map(operator.is_, values.metrics, joined)) else []
 
     def _take(self) -> State:
         """The current state, detached from the model."""
         if self._state is None:
             owners = variables(self._model, self._mode)
-            values = State(*([v.value for v in part] for part in owners))
+            values = values_of(owners)
             self._state = self._spread.spread(values)
-            joined, counted = self._counted
-            if joined and all(map(operator.is_, values.metrics, joined)):
-                # Nobody changed the metrics in between, so each replica goes on with its own.
-                self._state = self._state._replace(metrics=counted)
+            own = self._own_metrics(values)
+            if own:
+                self._state = self._state._replace(metrics=own)
             for part in owners:
                 for v in part:
                     v._value = None
@@ -537,6 +569,32 @@ def batches(adapter: DataAdapter) -> Iterator[Batch]:
 def reads_ahead(adapter: DataAdapter) -> bool:
     """Whether workers fill a queue behind the adapter, so that a pass that was begun has to be gone on with."""
     return getattr(adapter, "enqueuer", None) is not None
+
+
+def opens_once(adapter: DataAdapter) -> bool:
+    """Whether a pass that was begun cannot be begun anew: its order comes from inside, or workers are at it."""
+    return isinstance(adapter, TFDatasetAdapter) or reads_ahead(adapter)
+
+
+def changes(adapter: DataAdapter) -> bool:
+    """Whether the source has something of its own to do when an epoch ends, such as to shuffle."""
+    kind = type(adapter.py_dataset) if isinstance(adapter, PyDatasetAdapter) else PyDataset
+    return kind.on_epoch_begin is not PyDataset.on_epoch_begin or kind.on_epoch_end is not PyDataset.on_epoch_end
+
+
+def replay_epochs(adapter: DataAdapter, before_ends: list[Callable[[], None]]) -> None:
+    """Let a PyDataset do what it does around epochs, without reading them; each ends after one of `before_ends`."""
+    for before_end in before_ends:
+        adapter.py_dataset.on_epoch_begin()
+        before_end()
+        adapter.py_dataset.on_epoch_end()
+
+
+def replay_passes(adapter: DataAdapter, passes: int) -> None:
+    """Open a source that often: it may draw a new order then, which is when its first batch is read."""
+    if not isinstance(adapter, PyDatasetAdapter):
+        for _ in range(passes):
+            next(batches(adapter), None)
 
 
 # --- classes ---------------------------------------------------------------------------------------------------------

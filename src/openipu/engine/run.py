@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from openipu.optimizers.plan import describe
@@ -30,9 +30,10 @@ from .pipeline.spread import StageSpread
 from .place import Place
 from .place import place as make_place
 from .plan import check_training, describe_updates, limited, make_feed, positive
+from .position import Position
 from .shard import make_shards
 from .spread import Spread
-from .state import Mode, parts_of, state_of
+from .state import Mode, State, parts_of, state_of
 
 log = logging.getLogger("openipu")
 
@@ -76,6 +77,21 @@ def _make_loop(model: Any, mode: Mode, place: Place, options: Options) -> tuple[
     return Loop(f"{model.name}_{mode}", step, place, accumulation, spread), spread
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A running `fit` between two executions: all that another process needs in order to go on from here.
+
+    `state` is a `Held.snapshot`, `epoch` Keras' number of the epoch and `logs` those of the last execution. `resumed`
+    is called when all is in place: after `on_epoch_begin`, which this moment had behind it.
+    """
+
+    epoch: int
+    position: Position
+    state: State
+    logs: Logs
+    resumed: Callable[[], None]
+
+
 class Session:
     """A model under a strategy: where it runs, its loops, and its state while executions run."""
 
@@ -86,6 +102,13 @@ class Session:
         self._plans: dict[Any, StagePlan] = {}
         self.validation: Feed | None = None
         """The validation data of a running `fit`, kept over its epochs."""
+        self.callbacks: Any = None
+        """The callbacks of a running `fit`."""
+        self.resume: Moment | None = None
+        """Where a `fit` goes on, if not at its beginning. Set by a callback when training begins."""
+        self.executed: Callable[[Position, Callable[[], State], Logs, bool], None] | None = None
+        """Called in `fit` after each execution: where the feed is, what gives the state, and the logs; True if it
+        was the epoch's last one. Set by a callback when training begins."""
 
     @property
     def effective_options(self) -> Options:
@@ -139,6 +162,12 @@ class Session:
         """Run one epoch; gives the logs, or outputs, of each execution after the callbacks have seen them."""
         function = self.function(mode)
         loop, held = function.loop, Held(self.model, mode, function.spread)
+        executed, resume = (self.executed, self.resume) if mode == "train" else (None, None)
+        if resume is not None:
+            self.resume = None
+            held.load(resume.state)
+            feed.resume(resume.position)
+            resume.resumed()
         began = getattr(callbacks, f"on_{mode}_batch_begin")
         ended = getattr(callbacks, f"on_{mode}_batch_end")
         slabs = _Ahead(feed.epoch())
@@ -148,13 +177,19 @@ class Session:
             for slab in slabs:
                 began(slab.begin)
                 results = held.run(loop.execute, feed.source.resident, slab)
+                position = feed.position() if executed else None
                 slabs.prepare()
                 # At most two executions are under way, so that memory does not grow with the number of steps.
                 jax.block_until_ready(running)
                 running = results[-1].value
                 value = _rows(results) if mode == "predict" else results[-1].value
                 ended(slab.end, {"outputs": value} if mode == "predict" else value)
+                if executed and position:
+                    executed(position, held.snapshot, value, slabs.ended)
+                resume = None
                 yield value
+            if resume is not None:
+                yield resume.logs
         finally:
             held.sync()
             self._held.pop()
@@ -182,11 +217,14 @@ class _Ahead:
     def __init__(self, slabs: Iterator[Slab]) -> None:
         self._slabs = slabs
         self._next: Callable[[], Slab] | None = None
+        self.ended = False
+        """Whether it is known that there is no next element."""
 
     def prepare(self) -> None:
         try:
             slab = next(self._slabs)
         except BaseException as error:
+            self.ended = isinstance(error, StopIteration)
             self._next = _raiser(error)
         else:
             self._next = lambda: slab
@@ -255,12 +293,16 @@ def fit(
     callbacks = keras_model.callback_list(
         model, callbacks, add_history=True, verbose=verbose, epochs=epochs, steps=feed.num_steps
     )
-    session.validation = None
+    session.validation = session.resume = session.executed = None
+    session.callbacks = callbacks
     model.stop_training = False
     epoch_logs: Logs = {}
     callbacks.on_train_begin()
     try:
-        for epoch in range(keras_model.start_epoch(model, initial_epoch), epochs):
+        start = keras_model.start_epoch(model, initial_epoch)
+        if session.resume is not None and session.resume.epoch < start:
+            session.resume = None
+        for epoch in range(session.resume.epoch if session.resume else start, epochs):
             model.reset_metrics()
             callbacks.on_epoch_begin(epoch)
             epoch_logs = _run_metrics(session, "train", feed, callbacks, lambda: model.stop_training)
@@ -280,7 +322,7 @@ def fit(
             if model.stop_training:
                 break
     finally:
-        session.validation = None
+        session.validation = session.resume = session.executed = session.callbacks = None
         if epochs > 0:
             keras_model.finalize(model)
     callbacks.on_train_end(logs=epoch_logs)

@@ -47,6 +47,11 @@ class Spread:
             [jnp.asarray(np.asarray(m).sum(0), m.dtype) for m in state.metrics],
         )
 
+    def own_metrics(self, rows: list[Any]) -> list[Any]:
+        """Metrics that as many replicas have counted as there are here, on their devices; else nothing."""
+        fits = rows and rows[0].shape[0] == self.replicas.count
+        return list(jax.device_put(rows, self.replicas.split(0))) if fits else []
+
     def axes(self, state: State) -> State:
         """The axis along which each part of a spread state is split over replicas, None for what all have."""
         slots = [None if shape is None else 0 for shape in self._slots(state)]
