@@ -402,7 +402,7 @@ def test_a_metric_that_may_not_add_up_is_named(caplog):
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse", metrics=[Largest(), "mae", keras.metrics.RootMeanSquaredError()])
     model.train_on_batch(np.ones((2, 1)), np.ones((2, 1)))
-    keras_model.mention_metrics(model)
+    keras_model.mention_metrics(model.name, model.metrics)
     assert "largest" in caplog.text
     assert "mae" not in caplog.text
     assert "root_mean" not in caplog.text

@@ -107,7 +107,7 @@ def run_execution(
     replicas, accumulation = layout.replicas, layout.accumulation
     size = accumulation.steps
     me = replicas.index()
-    begin = state
+    begin = state = step.begin(state) if step.begin is not None else state
     batches = counts.steps * replicas.count + counts.extra
 
     def micro(carry: _Carry, index: Any, batch: Tree, add: Add, active: Any = None, spot: Spot | None = None) -> _Carry:

@@ -7,6 +7,7 @@ new Keras release is met here and nowhere else.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import inspect
@@ -16,8 +17,8 @@ import operator
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 from openipu.optimizers.base import by_engine
 from openipu.optimizers.plan import map_gradients
@@ -34,6 +35,7 @@ from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.variables import AutocastScope, get_autocast_scope
 from keras.src.backend.jax import random as keras_random
 from keras.src.backend.jax.trainer import JAXTrainer
+from keras.src.layers.layer import CallContext
 from keras.src.models.functional import Functional, operation_fn, unpack_singleton
 from keras.src.ops.node import Node as KerasNode
 from keras.src.saving import object_registration
@@ -61,6 +63,8 @@ __all__ = [
     "DataAdapter",
     "Held",
     "JAXTrainer",
+    "Ledger",
+    "Made",
     "Mode",
     "State",
     "Step",
@@ -190,18 +194,24 @@ def make_step(model: Any, mode: Mode, place: Place, options: Options, spread: Sp
     elif mode == "train":
         micro = functools.partial(_train_micro, model, place.recompute, spread.shards)
         check = functools.partial(_check_gradients, model, spread.shards)
-        step = Step(micro, _make_update(model, spread, twin, options.average_replicas), "none", logs, check)
+        step = Step(micro, make_update(model.optimizer, spread, twin, options.average_replicas), "none", logs, check)
     else:
         step = Step(functools.partial(test_micro, model), None, "none", logs)
     if step.collect == "none" and overrides(model, "compute_metrics"):
         step = replace(step, collect="last", finish=logs if replicas.count > 1 else None)
-    if replicas.count == 1:
+    return on_replicas(step, place)
+
+
+def on_replicas(step: Step, place: Place) -> Step:
+    """A step as one of the replicas of `place`: random numbers by position, statistics by group."""
+    if place.replicas.count == 1:
         return step
-    return replace(step, micro=functools.partial(on_one_of, replicas, place.batch_norm_group, step.micro))
+    return replace(step, micro=functools.partial(on_one_of, place.replicas, place.batch_norm_group, step.micro))
 
 
-def _make_update(model: Any, spread: Spread, twin: Any, averaged: bool) -> Callable[[State, list[Any]], State]:
-    update = functools.partial(_update, model, spread.replicas, averaged)
+def make_update(optimizer: Any, spread: Spread, twin: Any, averaged: bool) -> Callable[[State, list[Any]], State]:
+    """The update by a built `optimizer`, or by its `twin` where its state is divided over replicas."""
+    update = functools.partial(_update, optimizer, spread.replicas, averaged)
     if spread.shards is not None:
         update = functools.partial(_update_shares, spread.shards, twin, averaged)
     return offload.around(update) if spread.offloaded else update
@@ -250,10 +260,10 @@ def _check_gradients(model: Any, shards: Shards | None, state: State, batch: Bat
         )
 
 
-def _update(model: Any, replicas: Replicas, averaged: bool, state: State, gradients: list[Any]) -> State:
+def _update(optimizer: Any, replicas: Replicas, averaged: bool, state: State, gradients: list[Any]) -> State:
     gradients = replicas.mean(gradients) if averaged else replicas.sum(gradients)
-    trainable, optimizer = apply_update(model.optimizer, state.optimizer, gradients, state.trainable)
-    return state._replace(trainable=trainable, optimizer=optimizer)
+    trainable, slots = apply_update(optimizer, state.optimizer, gradients, state.trainable)
+    return state._replace(trainable=trainable, optimizer=slots)
 
 
 def _update_shares(shards: Shards, twin: Any, averaged: bool, state: State, gradients: list[Any]) -> State:
@@ -535,14 +545,14 @@ def mention_jit(model: Any) -> None:
         )
 
 
-def mention_metrics(model: Any) -> None:
+def mention_metrics(owner: str, metrics: Sequence[Any]) -> None:
     """Name the metrics of which it is not known that the sum of several replicas' variables is right."""
-    metrics = [part for metric in model.metrics for part in getattr(metric, "metrics", [metric])]
-    names = [m.name for m in metrics if not _adds_up(m)]
+    parts = [part for metric in metrics for part in getattr(metric, "metrics", [metric])]
+    names = [m.name for m in parts if not _adds_up(m)]
     if names:
         log.warning(
             "%s: on several replicas, the variables of a metric are added up. Make sure that this is right for %s: "
-            "variables that start at zero and hold sums or counts.", model.name, ", ".join(names),
+            "variables that start at zero and hold sums or counts.", owner, ", ".join(names),
         )  # fmt: skip
 
 
@@ -1021,3 +1031,165 @@ def _mark_operation(operation: Any, *args: Any, **kwargs: Any) -> None:
     _true_inits[1](operation, *args, **kwargs)
     if current_stage() is not None:
         vars(operation)[_STAGE] = current_stage()
+
+
+# --- functions that make variables -----------------------------------------------------------------------------------
+
+Kind = Literal["weight", "seed", "optimizer", "metric"]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A variable that was made inside a `Ledger`. `initial()` computes the value it is to begin with."""
+
+    variable: Any
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: Kind
+    initial: Callable[[], Any]
+
+
+class Ledger(keras.StatelessScope):
+    """A scope for code that makes its layers, optimizers and metrics anew each time it is traced.
+
+    `bind(made, number)` gives the value of each variable as it is made, in order. New values end in the ledger, so the
+    code is a pure function of what `bind` gives. Names start from scratch, so they are the same in every trace.
+    Variables from outside are constants inside: training or changing one is an error. Layers that are not told take
+    `training` from here.
+    """
+
+    def __init__(self, bind: Callable[[Made, int], Any], minimize: Callable[..., Any], training: bool) -> None:
+        super().__init__(collect_losses=True, initialize_variables=False)
+        self._bind, self._minimize, self.training = bind, minimize, training
+        self.made: list[Made] = []
+        self._before: dict[str, Any] = {}
+
+    def __enter__(self) -> Ledger:
+        fresh: dict[str, Any] = {
+            "object_name_uids": collections.defaultdict(int),
+            "name_scope_stack": [],
+            "uninitialized_variables": [],
+        }
+        self._before = {name: global_state.get_global_attribute(name) for name in fresh}
+        for name, value in fresh.items():
+            global_state.set_global_attribute(name, value)
+        _ledgers.__dict__.setdefault("stack", []).append(self)
+        _patch_variables(1)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *args: Any, **kwargs: Any) -> None:
+        super().__exit__(*args, **kwargs)
+        _patch_variables(-1)
+        _ledgers.stack.pop()
+        for name, value in self._before.items():
+            global_state.set_global_attribute(name, value)
+
+    def add(self, variable: Any, initial: Callable[[], Any]) -> None:
+        """Called for each variable after it was made."""
+        made = Made(variable, variable.path, tuple(variable.shape), variable._dtype, _kind(), initial)
+        self.made.append(made)
+        self.state_mapping[id(variable)] = self._bind(made, len(self.made) - 1)
+
+    def get_current_value(self, variable: Any) -> Any:
+        """The value of a variable inside; None makes Keras take the one it has outside."""
+        value = super().get_current_value(variable)
+        if value is None and variable.trainable and variable._value is not None:
+            raise ValueError(
+                f"model_fn uses the trainable variable {variable.path!r}, which was made outside of it, so it would "
+                "never be trained. Make the layer inside model_fn, or set `trainable = False` on it."
+            )
+        return value
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Keep a variable's new value."""
+        if id(update[0]) not in self.state_mapping:
+            raise ValueError(
+                f"model_fn changes the variable {update[0].path!r}, which was made outside of it, so the change would "
+                "be lost. Make the layer, metric or seed generator inside model_fn."
+            )
+        super().add_update(update)
+
+
+_ledgers = threading.local()
+_patch_lock = threading.Lock()
+_patches = 0
+_variable_init = keras.Variable.__init__
+
+
+def current_ledger() -> Ledger | None:
+    """The ledger of the code that is being traced in this thread."""
+    stack = getattr(_ledgers, "stack", None)
+    return stack[-1] if stack else None
+
+
+def _patch_variables(change: int) -> None:
+    """While any ledger is open, variables report to their thread's, and layers and optimizers ask it."""
+    global _patches
+    with _patch_lock:
+        _patches += change
+        if change == 1 and _patches == 1:
+            keras.Variable.__init__ = _reporting_init
+            keras.optimizers.Optimizer.minimize = _minimize
+            CallContext.training = property(_get_training, _set_training)
+        elif _patches == 0:
+            keras.Variable.__init__ = _variable_init
+            del keras.optimizers.Optimizer.minimize, CallContext.training
+
+
+def _get_training(context: Any) -> bool | None:
+    """What the outermost layer call was told, else what the ledger says."""
+    ledger = current_ledger()
+    told: bool | None = vars(context).get("training")
+    return ledger.training if told is None and ledger is not None else told
+
+
+def _set_training(context: Any, value: bool | None) -> None:
+    vars(context)["training"] = value
+
+
+def _minimize(optimizer: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+    ledger = current_ledger()
+    if ledger is None:
+        raise RuntimeError("`minimize` belongs into the model_fn of an estimator, but none is being traced here.")
+    return ledger._minimize(optimizer, loss, *args, **kwargs)
+
+
+def _reporting_init(
+    variable: Any, initializer: Any, shape: Any = None, dtype: Any = None, *args: Any, **kwargs: Any
+) -> None:
+    """Keras' own constructor; inside a ledger, initial values are computed by whoever asks for them later.
+
+    Keras allows no initial values (only initializers) in a stateless scope, though optimizers are made from them.
+    """
+    ledger = current_ledger()
+    if ledger is None:
+        _variable_init(variable, initializer, shape, dtype, *args, **kwargs)
+        return
+    make = keras.initializers.get(initializer) if isinstance(initializer, str) else initializer
+    if not callable(make):
+        if isinstance(make, jax.core.Tracer):
+            raise ValueError("A variable was made from a value that is computed inside model_fn. Give an initializer.")
+        with jax.ensure_compile_time_eval():
+            value = keras.ops.convert_to_tensor(initializer, dtype=dtype)
+        shape, dtype, make = value.shape, value.dtype, lambda *_, **__: value
+
+    def bound(*_: Any, **__: Any) -> Any:
+        return ledger.state_mapping[id(variable)]
+
+    _variable_init(variable, bound, shape, dtype, *args, **kwargs)
+    ledger.add(variable, functools.partial(make, tuple(variable.shape), dtype=variable._dtype))
+
+
+def _kind() -> Kind:
+    """What the variable that is being made belongs to: Keras' name scopes know who opened them."""
+    callers = [scope.caller for scope in global_state.get_global_attribute("name_scope_stack") or ()]
+    if callers and isinstance(callers[-1], keras.random.SeedGenerator):
+        return "seed"
+    for caller in callers:
+        if isinstance(caller, keras.optimizers.Optimizer):
+            return "optimizer"
+        if isinstance(caller, keras.metrics.Metric):
+            return "metric"
+    return "weight"

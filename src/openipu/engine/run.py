@@ -161,7 +161,7 @@ class Session:
         if force or not isinstance(current, StepFunction) or (current.place, current.options) != (place, options):
             keras_model.mention_jit(self.model)
             if place.replicas.count > 1 and mode != "predict":
-                keras_model.mention_metrics(self.model)
+                keras_model.mention_metrics(self.model.name, self.model.metrics)
             current = StepFunction(self.model, mode, place, options, self.plan(mode) if self.pipelined else None)
             setattr(self.model, name, current)
         return current
@@ -255,6 +255,22 @@ def _outputs_of(rows: Any, slab: Slab, batch: int) -> Logs:
     size = 0 if slab.body is None else jax.tree.leaves(slab.body)[0].shape[2]
     stop = (batch + 1) * size if batch < slab.count else None
     return {"outputs": jax.tree.map(lambda a: a[batch * size : stop], rows)}
+
+
+def launches(
+    feed: Feed, execute: Callable[..., list[Result]], began: Callable[[Slab], Any]
+) -> Iterator[tuple[Slab, list[Result]]]:
+    """`execute(resident, slab)` for each slab of an epoch; gives what was launched, while the next slab is at hand."""
+    slabs = _Ahead(feed.epoch())
+    running: Any = None
+    for slab in slabs:
+        began(slab)
+        results = execute(feed.source.resident, slab)
+        slabs.prepare()
+        # At most two executions are under way, so that memory does not grow with the number of steps.
+        jax.block_until_ready(running)
+        running = results[-1].value
+        yield slab, results
 
 
 class _Ahead:

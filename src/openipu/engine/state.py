@@ -50,6 +50,8 @@ class Step:
     finish: Callable[[State], Any] | None = None
     check: Callable[[State, Batch], None] | None = None
     """Raises where `micro` cannot mean what the user wants. Called once, while a program is traced."""
+    begin: Callable[[State], State] | None = None
+    """What happens to the state when an execution begins, such as results of the last one being cleared."""
     needs_all: bool = False
     """Whether each step needs a batch on every replica, because it updates the weights itself."""
 
