@@ -276,7 +276,7 @@ def launches(
 class _Ahead:
     """An iterator whose next elements can be made early. An error in making one is kept until it is asked for."""
 
-    def __init__(self, slabs: Iterator[Slab], depth: int) -> None:
+    def __init__(self, slabs: Iterator[Slab], depth: int = 1) -> None:
         self._slabs, self._depth = slabs, depth
         self._ready: collections.deque[Callable[[], Slab]] = collections.deque()
         self._failed = False
