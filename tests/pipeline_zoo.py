@@ -118,8 +118,7 @@ def masked() -> keras.Model:
     inputs = keras.Input((6,), dtype="int32")
     x = layers.Embedding(12, 5, mask_zero=True)(inputs)
     x = layers.LSTM(4, return_sequences=True)(layers.Dropout(0.2)(x))
-    x = layers.Bidirectional(layers.GRU(3, return_sequences=True))(x)
-    return keras.Model(inputs, [layers.TimeDistributed(layers.Dense(2))(x), layers.LSTM(2)(x)])
+    return keras.Model(inputs, [layers.TimeDistributed(layers.Dense(2))(x), layers.GRU(2)(layers.Dense(4)(x))])
 
 
 def masked_nested() -> keras.Model:
@@ -161,6 +160,59 @@ class Blocks(keras.Model):
         x = self.norm(self.drop(x, training=training), training=False)
         rest = ops.reshape(x, (ops.shape(x)[0], 3, -1))
         return {"y": self.head(x, training=training), "z": ops.sum(rest, axis=1) + inputs["b"]}
+
+
+class Block(keras.Model):
+    """A subclassed model for use in others: dropout that inherits the mode, one that insists on it, a weight."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.first, self.second = layers.Dense(6, "tanh"), layers.Dense(6)
+        self.drop, self.never, self.after = layers.Dropout(0.4), layers.Dropout(0.5), layers.Dropout(0.1)
+        self.scale = self.add_weight(shape=(6,), initializer="ones")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        # What a call says holds for the calls after it that say nothing.
+        x = self.after(self.never(self.drop(self.first(inputs)), training=False))
+        return inputs + self.second(x) * self.scale + (1.0 if training else 0.0)
+
+
+class Rows(keras.Model):
+    """Asks for the number of rows, so that it can only be looked into where that is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = layers.Dense(3)
+
+    def call(self, inputs: Any) -> Any:
+        return ops.reshape(self.inner(ops.reshape(inputs, (ops.shape(inputs)[0], 2, 3))), (-1, 6))
+
+
+def subclassed_inside() -> keras.Model:
+    block = Block()
+    x = layers.Dense(6)(inputs := keras.Input((6,)))
+    x = layers.BatchNormalization()(block(Rows()(block(x))))
+    return keras.Model(inputs, layers.Dense(2)(x))
+
+
+class Outer(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.told, self.untold, self.rows = Block(), Block(), Rows()
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return self.rows(self.untold(self.told(inputs, training=training)))
+
+
+class Masks(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.drop = layers.Embedding(12, 5, mask_zero=True), layers.Dropout(0.3)
+        self.attend, self.last = layers.MultiHeadAttention(2, 3), layers.GlobalAveragePooling1D()
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        x = self.drop(self.embed(inputs), training=training)
+        return self.last(x + self.attend(x, x, use_causal_mask=True), mask=ops.not_equal(inputs, 0))
 
 
 class Tied(keras.Model):
@@ -231,6 +283,10 @@ MODELS = {
     "attention": Model(attention, tokens),
     "noisy": Model(noisy, rows(6)),
     "subclassed": Model(built(Blocks, lambda: block_inputs(np.random.default_rng(0))), block_inputs),
+    "subclassed_inside": Model(subclassed_inside, rows(6)),
+    "subclassed_outside": Model(built(Outer, lambda: rows(6)(np.random.default_rng(0))), rows(6)),
+    "mixed_inside": Model(subclassed_inside, rows(6), "mixed_bfloat16"),
+    "masked_subclassed": Model(built(Masks, lambda: tokens(np.random.default_rng(0))), tokens),
     "tied": Model(built(Tied, lambda: tokens(np.random.default_rng(0))), tokens),
     "tied_layers": Model(tied_layers, tokens),
     "tied_operation": Model(tied_operation, tokens),

@@ -80,7 +80,8 @@ _variants: WeakKeyDictionary[Graph, dict[Any, tuple[Stage, ...]]] = WeakKeyDicti
 def _for_shapes(stage: Stage, inputs: Any, flat: Sequence[Any]) -> Stage:
     """The same stage, traced again where the trace was for inputs of other shapes (a last, smaller batch)."""
     graph, shapes = stage.graph, tuple(tuple(value.shape) for value in flat)
-    if not graph.traced or shapes == tuple(tensor.shape for tensor in graph.inputs):
+    fits = all(_fits(tensor.shape, shape) for tensor, shape in zip(graph.inputs, shapes, strict=True))
+    if not graph.traced or fits:
         return stage
     variants = _variants.setdefault(graph, {})
     if shapes not in variants:
@@ -93,6 +94,10 @@ def _for_shapes(stage: Stage, inputs: Any, flat: Sequence[Any]) -> Stage:
         known = {node.key: s for node, s in zip(graph.nodes, stage.cut, strict=True)}
         variants[shapes] = split(again, [known.get(node.key, node.stage) for node in again.nodes])
     return variants[shapes][stage.index]
+
+
+def _fits(traced: Sequence[int | None], shape: Sequence[int]) -> bool:
+    return len(traced) == len(shape) and all(a in (None, b) for a, b in zip(traced, shape, strict=True))
 
 
 def run_node(node: Node, values: dict[int, Any], training: bool) -> None:
