@@ -37,24 +37,24 @@ def tokens(rng: np.random.Generator) -> np.ndarray:
 
 
 def stack() -> keras.Model:
-    return keras.Sequential([keras.Input((6,)), *(layers.Dense(7, "tanh") for _ in range(4)), layers.Dense(3)])
+    return keras.Sequential([keras.Input((6,)), *(layers.Dense(6, "tanh") for _ in range(4)), layers.Dense(6)])
 
 
 def unbuilt_stack() -> keras.Model:
-    model = keras.Sequential([layers.Dense(7, "tanh"), layers.BatchNormalization(), layers.Dense(3)])
+    model = keras.Sequential([layers.Dense(6, "tanh"), layers.BatchNormalization(), layers.Dense(6)])
     model.build((None, 6))
     return model
 
 
 def skips() -> keras.Model:
     x = inputs = keras.Input((6,))
-    first = x = layers.Dense(8, "tanh")(x)
-    x = layers.Dense(8, "tanh")(x)
+    first = x = layers.Dense(6, "tanh")(x)
+    x = layers.Dense(6, "tanh")(x)
     x = layers.BatchNormalization()(x)
-    x = layers.Dense(8)(layers.Dropout(0.3)(x))
+    x = layers.Dense(6)(layers.Dropout(0.3)(x))
     x = layers.Add()([x, first])
     x = layers.Concatenate()([layers.Dense(4)(x), inputs])
-    return keras.Model(inputs, layers.Dense(2)(x))
+    return keras.Model(inputs, layers.Dense(6)(x))
 
 
 def residual_images() -> keras.Model:
@@ -63,7 +63,7 @@ def residual_images() -> keras.Model:
     for _ in range(2):
         y = layers.BatchNormalization()(layers.Conv2D(4, 3, padding="same")(x))
         x = ops.relu(x + y)
-    return keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
+    return keras.Model(inputs, layers.Dense(6)(layers.GlobalAveragePooling2D()(x)))
 
 
 def several() -> keras.Model:
@@ -71,13 +71,13 @@ def several() -> keras.Model:
     left, right = keras.Input((4,), name="left"), keras.Input((2,), name="right")
     early = layers.Dense(3, name="early")(left)
     x = layers.Dense(5, "tanh")(layers.Concatenate()([early, right]))
-    return keras.Model({"left": left, "right": right}, {"late": layers.Dense(2)(x), "early": early, "same": right})
+    return keras.Model({"left": left, "right": right}, {"late": layers.Dense(6)(x), "early": early, "same": right})
 
 
 def listed() -> keras.Model:
     a, b = keras.Input((4,)), keras.Input((1,))
-    x = layers.Dense(3)(a) * b
-    return keras.Model([a, b], [layers.Dense(1)(x), (layers.Dense(2)(x), x)])
+    x = layers.Dense(6)(a) * b
+    return keras.Model([a, b], [layers.Dense(1)(x), (layers.Dense(6)(x), x)])
 
 
 def shared() -> keras.Model:
@@ -101,7 +101,7 @@ def nested() -> keras.Model:
     x = middle(inputs)
     x = layers.Dense(6)(x)
     x = middle(x) + inner(x)
-    return keras.Model(inputs, layers.Dense(2)(x))
+    return keras.Model(inputs, layers.Dense(6)(x))
 
 
 def nested_many() -> keras.Model:
@@ -116,24 +116,24 @@ def nested_many() -> keras.Model:
 def masked() -> keras.Model:
     """A mask goes over stage boundaries, also into the loss."""
     inputs = keras.Input((6,), dtype="int32")
-    x = layers.Embedding(12, 5, mask_zero=True)(inputs)
-    x = layers.LSTM(4, return_sequences=True)(layers.Dropout(0.2)(x))
-    return keras.Model(inputs, [layers.TimeDistributed(layers.Dense(2))(x), layers.GRU(2)(layers.Dense(4)(x))])
+    x = layers.Embedding(12, 6, mask_zero=True)(inputs)
+    x = layers.LSTM(6, return_sequences=True)(layers.Dropout(0.2)(x))
+    return keras.Model(inputs, [layers.TimeDistributed(layers.Dense(6))(x), layers.GRU(6)(layers.Dense(4)(x))])
 
 
 def masked_nested() -> keras.Model:
     inner_in = keras.Input((6,), dtype="int32")
-    inner = keras.Model(inner_in, layers.Embedding(12, 5, mask_zero=True)(inner_in))
+    inner = keras.Model(inner_in, layers.Embedding(12, 6, mask_zero=True)(inner_in))
     inputs = keras.Input((6,), dtype="int32")
-    return keras.Model(inputs, layers.GRU(3)(layers.Dropout(0.1)(inner(inputs))))
+    return keras.Model(inputs, layers.GRU(6)(layers.Dropout(0.1)(inner(inputs))))
 
 
 def attention() -> keras.Model:
     inputs = keras.Input((6,), dtype="int32")
-    x = layers.Embedding(12, 8, mask_zero=True)(inputs)
-    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 4, dropout=0.1)(x, x, use_causal_mask=True))
-    x = x + layers.Dense(8)(ops.gelu(layers.Dense(16)(x)))
-    return keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
+    x = layers.Embedding(12, 6, mask_zero=True)(inputs)
+    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 3, dropout=0.1)(x, x, use_causal_mask=True))
+    x = x + layers.Dense(6)(ops.gelu(layers.Dense(6)(x)))
+    return keras.Model(inputs, layers.Dense(6)(layers.GlobalAveragePooling1D()(x)))
 
 
 def noisy() -> keras.Model:
@@ -182,7 +182,7 @@ class Rows(keras.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = layers.Dense(3)
+        self.inner = layers.Dense(6)
 
     def call(self, inputs: Any) -> Any:
         return ops.reshape(self.inner(ops.reshape(inputs, (ops.shape(inputs)[0], 2, 3))), (-1, 6))
@@ -192,7 +192,7 @@ def subclassed_inside() -> keras.Model:
     block = Block()
     x = layers.Dense(6)(inputs := keras.Input((6,)))
     x = layers.BatchNormalization()(block(Rows()(block(x))))
-    return keras.Model(inputs, layers.Dense(2)(x))
+    return keras.Model(inputs, layers.Dense(6)(x))
 
 
 class Outer(keras.Model):
@@ -207,7 +207,7 @@ class Outer(keras.Model):
 class Masks(keras.Model):
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.drop = layers.Embedding(12, 5, mask_zero=True), layers.Dropout(0.3)
+        self.embed, self.drop = layers.Embedding(12, 6, mask_zero=True), layers.Dropout(0.3)
         self.attend, self.last = layers.MultiHeadAttention(2, 3), layers.GlobalAveragePooling1D()
 
     def call(self, inputs: Any, training: bool = False) -> Any:
@@ -220,9 +220,9 @@ class Tied(keras.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.positions = layers.Embedding(12, 8), layers.Embedding(6, 8)
-        self.blocks = [layers.Dense(8, "gelu") for _ in range(2)]
-        self.scale = self.add_weight(shape=(8,), initializer="ones")
+        self.embed, self.positions = layers.Embedding(12, 6), layers.Embedding(6, 6)
+        self.blocks = [layers.Dense(6, "gelu") for _ in range(2)]
+        self.scale = self.add_weight(shape=(6,), initializer="ones")
 
     def call(self, inputs: Any) -> Any:
         x = self.embed(inputs) + self.positions(ops.arange(6))
@@ -243,15 +243,15 @@ class TiedHead(layers.Layer):
 
 
 def tied_layers() -> keras.Model:
-    embedding = layers.Embedding(12, 8)
+    embedding = layers.Embedding(12, 6)
     x = embedding(inputs := keras.Input((6,), dtype="int32"))
-    return keras.Model(inputs, TiedHead(embedding)(layers.Dense(8, "tanh")(x)))
+    return keras.Model(inputs, TiedHead(embedding)(layers.Dense(6, "tanh")(x)))
 
 
 def tied_operation() -> keras.Model:
-    embedding = layers.Embedding(12, 8)
-    x = layers.Dense(8, "tanh")(embedding(inputs := keras.Input((6,), dtype="int32")))
-    return keras.Model(inputs, ops.einsum("bsd,vd->bsv", layers.Dense(8)(x), embedding.embeddings))
+    embedding = layers.Embedding(12, 6)
+    x = layers.Dense(6, "tanh")(embedding(inputs := keras.Input((6,), dtype="int32")))
+    return keras.Model(inputs, ops.einsum("bsd,vd->bsv", layers.Dense(6)(x), embedding.embeddings))
 
 
 def built(make: Callable[[], keras.Model], inputs: Callable[[], Any]) -> Callable[[], keras.Model]:
