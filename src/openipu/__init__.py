@@ -14,7 +14,31 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from openipu import config, data, datasets, gradient_accumulation, ipu_strategy, keras, ops, optimizers, schedules
+    from openipu import (
+        callbacks,
+        config,
+        data,
+        dataset_benchmark,
+        datasets,
+        errors,
+        estimator,
+        gradient_accumulation,
+        ipu_compiler,
+        ipu_estimator,
+        ipu_infeed_queue,
+        ipu_outfeed_queue,
+        ipu_run_config,
+        ipu_session_run_hooks,
+        ipu_strategy,
+        keras,
+        loops,
+        ops,
+        optimizers,
+        schedules,
+        scopes,
+        training,
+        utils,
+    )
     from openipu.ops import (
         all_to_all_op,
         cross_replica_ops,
@@ -27,19 +51,33 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "all_to_all_op",
+    "callbacks",
     "config",
     "cross_replica_ops",
     "data",
+    "dataset_benchmark",
     "datasets",
+    "errors",
+    "estimator",
     "gradient_accumulation",
+    "ipu_compiler",
+    "ipu_estimator",
+    "ipu_infeed_queue",
+    "ipu_outfeed_queue",
+    "ipu_run_config",
+    "ipu_session_run_hooks",
     "ipu_strategy",
     "keras",
+    "loops",
     "ops",
     "optimizers",
     "pipelining_ops",
     "reduce_scatter_op",
     "replication_ops",
     "schedules",
+    "scopes",
+    "training",
+    "utils",
     "within_replica_ops",
 ]
 _IN_OPS = {

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from openipu.engine import devices
 from openipu.engine.model import extend_new_models
+from openipu.engine.program import device_program
 from openipu.engine.run import Session
+from openipu.engine.trace import current
+from openipu.engine.where import on, ordinal_of
 from openipu.keras.extensions import extended
 
 __all__ = ["IPUStrategy", "IPUStrategyV1", "get_strategy", "has_strategy"]
@@ -44,8 +46,8 @@ class IPUStrategyV1:
         enable_dataset_iterators: bool = True,
         enable_keras_extensions: bool = True,
     ) -> None:
-        self._ordinal = _ordinal(ipu_device, "IPU")
-        _ordinal(cpu_device, "CPU")
+        self._ordinal = ordinal_of(ipu_device)
+        ordinal_of(cpu_device, "CPU")
         self._enable_dataset_iterators = bool(enable_dataset_iterators)
         self._enable_keras_extensions = bool(enable_keras_extensions)
 
@@ -71,10 +73,36 @@ class IPUStrategyV1:
         _enter()
         stack.append(self)
         try:
-            yield self
+            with on(self._ordinal):
+                yield self
         finally:
             stack.pop()
             _leave()
+
+    def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+        """Run `fn(*args, **kwargs)` as one compiled program on all replicas; gives what the first replica returns.
+
+        The program is compiled once for the same function and arguments of the same shapes. Keras variables that the
+        function uses are read and updated. Arrays and floats among the arguments are inputs of the program, the same
+        on every replica; whole numbers, models, feeds and everything else are part of it. A program that uses an
+        outfeed queue has ended when this returns.
+
+        Args:
+            fn: A function of JAX or `keras.ops` operations. Make layers, models and optimizers outside of it.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            options: Must be None.
+        """
+        if options is not None:
+            raise ValueError("`options` of `run` are not known here. Leave them out.")
+        if current() is not None:
+            return fn(*args, **(kwargs or {}))
+        with on(self._ordinal):
+            return device_program(fn, self._ordinal)(args, kwargs)
+
+    def experimental_run_v2(self, *_args: Any, **_kwargs: Any) -> Any:
+        """Not available: the old name of `run`."""
+        raise RuntimeError("`experimental_run_v2` is the old name of `run`. Call `strategy.run(fn, args=...)`.")
 
     def _extends(self) -> bool:
         return self._enable_keras_extensions
@@ -123,10 +151,3 @@ def _leave() -> None:
         _scopes -= 1
         if _scopes == 0:
             _undo()
-
-
-def _ordinal(device: str, kind: str) -> int:
-    match = re.fullmatch(rf"/device:{kind}:(\d+)", device) if isinstance(device, str) else None
-    if match is None:
-        raise ValueError(f'{device!r} is not a device name. Give one such as "/device:{kind}:0".')
-    return int(match[1])

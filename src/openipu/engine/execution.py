@@ -20,8 +20,9 @@ import numpy as np
 from jax import lax
 
 from .accumulate import Accumulation
+from .live import Live
 from .replicate import Replicas
-from .state import State, Step
+from .state import Spot, State, Step
 
 Tree = Any
 Add = Callable[[Tree, Tree], Tree]
@@ -59,6 +60,8 @@ class Layout:
     replicas: Replicas
     accumulation: Accumulation
     pace: Pace
+    live: Live | None = None
+    """Who is told the logs of each step while the execution runs."""
 
 
 class Counts(NamedTuple):
@@ -84,10 +87,17 @@ class Counts(NamedTuple):
         return cls(packed[0], packed[1], packed[2] > 0)
 
 
+class Kept(NamedTuple):
+    """What leaves the program: results at its end, and what `live` is told meanwhile."""
+
+    results: Tree
+    told: Tree
+
+
 class _Carry(NamedTuple):
     state: State
     total: Tree  # accumulated gradients
-    kept: Tree  # results that leave the program
+    kept: Kept
 
 
 def run_execution(
@@ -97,18 +107,24 @@ def run_execution(
     replicas, accumulation = layout.replicas, layout.accumulation
     size = accumulation.steps
     me = replicas.index()
-    begin = state
+    begin = state = step.begin(state) if step.begin is not None else state
+    batches = counts.steps * replicas.count + counts.extra
 
-    def micro(carry: _Carry, index: Any, batch: Tree, add: Add, active: Any = None) -> _Carry:
-        """One micro-batch. A replica that is not `active` computes it in vain."""
+    def micro(carry: _Carry, index: Any, batch: Tree, add: Add, active: Any = None, spot: Spot | None = None) -> _Carry:
+        """One micro-batch, the tail if it has no index. A replica that is not `active` computes it in vain."""
         some = active is not None and replicas.count > 1
-        new, gradients, result = step.micro(carry.state, fetch(resident, batch), *[active] * some)
+        new, gradients, result = step.micro(carry.state, fetch(resident, batch), *(active, spot) * some)
         new = as_before(new, carry.state)
         total = add(carry.total, gradients) if step.update else ()
         if some:
             new = _only_if(active, replicas, new, carry.state)
             total = jax.tree.map(lambda a, b: jnp.where(active, a, b), total, carry.total)
-        return _Carry(new, total, _keep(step, carry.kept, index, result, active if some else True))
+        results, told = carry.kept
+        if layout.live is not None and not (index is None and step.collect == "all"):
+            done = batches + 1 if index is None else jnp.minimum((index + 1) * replicas.count, batches)
+            logs = _logs(step, replicas, new, result, active if some else True)
+            told = layout.live.outlet.put(told, (done, logs), me, True if replicas.count == 1 else me == 0)
+        return _Carry(new, total, Kept(_keep(step, results, index, result, active if some else True), told))
 
     def full(position: Any) -> Add:
         return lambda total, gradients: accumulation.add(total, gradients, position)
@@ -118,10 +134,10 @@ def run_execution(
             return carry
         return carry._replace(state=as_before(step.update(carry.state, carry.total), carry.state), total=())
 
-    def start(state: State, kept: Tree) -> _Carry:
+    def start(state: State, kept: Kept) -> _Carry:
         return _Carry(state, accumulation.start(state.trainable) if step.update else (), kept)
 
-    def one_update(number: Any, pair: tuple[State, Tree]) -> tuple[State, Tree]:
+    def one_update(number: Any, pair: tuple[State, Kept]) -> tuple[State, Kept]:
         carry = start(*pair)
         if size == 1:
             carry = micro(carry, number, row(body, number), full(0))
@@ -132,7 +148,8 @@ def run_execution(
         return carry.state, carry.kept
 
     width = jax.tree.leaves(body)[0].shape[0]
-    kept = _room(step, state, resident, row(body, 0), width)
+    room = _room(step, state, resident, row(body, 0), tail, width)
+    kept = Kept(room, _nothing_told(step, layout, state, resident, body))
     updates = counts.steps // size if size > 1 else counts.steps
     state, kept = _repeat(one_update, (state, kept), updates, width // size, layout.pace)
 
@@ -145,34 +162,39 @@ def run_execution(
         scale = rows * accumulation.strength(replicas.count) / samples
         return lambda total, gradients: accumulation.add_scaled(total, gradients, scale)
 
-    def rest(pair: tuple[State, Tree]) -> tuple[State, Tree]:
+    def rest(pair: tuple[State, Kept]) -> tuple[State, Kept]:
         first = updates * size
 
-        def from_body(i: Any, carry: _Carry) -> _Carry:
-            return micro(carry, first + i, row(body, first + i), share(rows), (i < left) | (me < counts.extra))
+        def from_body(i: Any, pair: tuple[_Carry, Tree]) -> tuple[_Carry, Tree]:
+            carry, _ = pair
+            active = (i < left) | (me < counts.extra)
+            return micro(carry, first + i, row(body, first + i), share(rows), active), _counters(carry.state)
+
+        def from_tail(carry: _Carry) -> _Carry:
+            # One replica has it. What is predicted leaves the program from the first one, so there all compute it.
+            active = me == (me if step.collect == "all" else counts.extra)
+            spot = Spot(counts.extra * rows, replicas.count * rows)
+            return micro(carry, None, tail, share(tail_rows), active, spot)
 
         carry = start(agree(replicas, pair[0], begin), pair[1])
+        before = _counters(carry.state)
         if size > 1 or replicas.count > 1:
-            carry = lax.fori_loop(0, left + more, from_body, carry)
-        if tail is not None and step.collect != "all":
-            last = me == counts.extra
-            carry = _if(counts.has_tail, lambda c: micro(c, 0, tail, share(tail_rows), last), carry)
+            carry, before = lax.fori_loop(0, left + more, from_body, (carry, before))
+        if tail is not None:
+            # Tail and the micro-batches of some replicas are one step of one device: the seed is the same.
+            same_step = carry._replace(state=_with_counters(carry.state, before, counts.extra > 0))
+            carry = lax.cond(counts.has_tail, lambda pair: from_tail(pair[0]), lambda pair: pair[1], (same_step, carry))
         carry = applied(carry)
         return carry.state, carry.kept
 
-    if size > 1 or replicas.count > 1 or (tail is not None and step.collect != "all"):
+    if size > 1 or replicas.count > 1 or tail is not None:
         state, kept = _if(samples > 0, rest, (state, kept))
+    if layout.live is not None:
+        layout.live.outlet.flush(kept.told, me, True if replicas.count == 1 else me == 0)
     if step.collect != "all":
-        return _results(step, replicas, state, kept), agree(replicas, state, begin)
-    outputs = _room(step, state, resident, tail, 1) if tail is not None else None
-    if tail is not None:
-
-        def predict_tail(pair: tuple[State, Tree]) -> tuple[State, Tree]:
-            carry = micro(start(*pair), 0, tail, full(0))
-            return carry.state, carry.kept
-
-        state, outputs = _if(counts.has_tail, predict_tail, (state, outputs))
-    return (jax.tree.map(lambda a: a[:, None], kept), row(outputs, 0)), agree(replicas, state, begin)
+        return _results(step, replicas, state, kept.results), agree(replicas, state, begin)
+    outputs, of_tail = kept.results
+    return (jax.tree.map(lambda a: a[:, None], outputs), of_tail), agree(replicas, state, begin)
 
 
 def row(body: Tree, index: Any) -> Tree:
@@ -217,21 +239,34 @@ def _if(condition: Any, run: Callable[[Tree], Tree], carry: Tree) -> Tree:
     return lax.cond(condition, run, lambda c: c, carry)
 
 
-def _room(step: Step, state: State, resident: Tree, batch: Tree, rows: int) -> Tree:
-    """Where results are kept: nothing, those of one step, or those of `rows` steps."""
+def _room(step: Step, state: State, resident: Tree, batch: Tree, tail: Tree, rows: int) -> Tree:
+    """Where results are kept: nothing, those of one step, or those of `rows` steps and of the tail."""
     if step.collect == "none":
         return ()
-    _, _, result = jax.eval_shape(lambda s, r, b: step.micro(s, fetch(r, b)), state, resident, batch)
-    return zeros(result, rows) if step.collect == "all" else (zeros(result), jnp.zeros((), bool))
+
+    def result(batch: Tree) -> Tree:
+        return jax.eval_shape(lambda s, r, b: step.micro(s, fetch(r, b))[2], state, resident, batch)
+
+    if step.collect == "last":
+        return zeros(result(batch)), jnp.zeros((), bool)
+    return zeros(result(batch), rows), None if tail is None else zeros(result(tail))
 
 
 def _keep(step: Step, kept: Tree, index: Any, result: Tree, active: Any) -> Tree:
-    """Results so far. The last ones go with a word on whether this replica was active, so that they mean something."""
+    """Results so far, those of the tail without an index.
+
+    The last ones go with a word on whether this replica was active, so that they mean something.
+    """
     if step.collect == "none":
         return ()
     if step.collect == "last":
         return as_before((result, active), kept)
-    return jax.tree.map(lambda rows, new: lax.dynamic_update_index_in_dim(rows, new, index, 0), kept, result)
+    outputs, of_tail = kept
+    if index is None:
+        return outputs, as_before(result, of_tail)
+    return jax.tree.map(
+        lambda rows, new: lax.dynamic_update_index_in_dim(rows, new, index, 0), outputs, result
+    ), of_tail
 
 
 def _results(step: Step, replicas: Replicas, state: State, kept: Tree) -> Tree:
@@ -241,6 +276,26 @@ def _results(step: Step, replicas: Replicas, state: State, kept: Tree) -> Tree:
         return known
     logs = replicas.mean_of_active(*kept) if replicas.count > 1 else kept[0]
     return {name: known.get(name, value) for name, value in logs.items()}
+
+
+def _logs(step: Step, replicas: Replicas, state: State, result: Tree, active: Any) -> Tree:
+    """What there is to tell after one step: the logs so far, or for predict the outputs of all replicas."""
+    if step.collect == "all":
+        return replicas.gather(result)
+    return _results(step, replicas, state, (result, active))
+
+
+def _nothing_told(step: Step, layout: Layout, state: State, resident: Tree, body: Tree) -> Tree:
+    if layout.live is None:
+        return ()
+
+    def first(state: State, resident: Tree, body: Tree) -> Tree:
+        new, _, result = step.micro(state, fetch(resident, row(body, 0)))
+        return _logs(step, layout.replicas, as_before(new, state), result, True)
+
+    logs = jax.eval_shape(first, state, resident, body)
+    layout.live.describe(logs)
+    return layout.live.outlet.start((jax.ShapeDtypeStruct((), jnp.int32), logs))
 
 
 def as_before(new: Tree, old: Tree) -> Tree:
@@ -281,6 +336,19 @@ def agree(replicas: Replicas, state: State, begin: State) -> State:
         return b + replicas.mean(a - b) if _is_float(a) else a
 
     return state._replace(non_trainable=list(map(mean, state.non_trainable, begin.non_trainable)))
+
+
+def _counters(state: State) -> list[Any]:
+    """Random seeds and whatever else counts steps, which is equal on all replicas."""
+    return [a for a in state.non_trainable if not _is_float(a)]
+
+
+def _with_counters(state: State, counters: list[Any], condition: Any) -> State:
+    """The state with `counters` in it, if `condition`."""
+    rest = iter(counters)
+    return state._replace(
+        non_trainable=[a if _is_float(a) else jnp.where(condition, next(rest), a) for a in state.non_trainable]
+    )
 
 
 def _is_float(array: Any) -> bool:

@@ -12,10 +12,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from . import cache
 from .accumulate import Accumulation
 from .convolution import rewrite
 from .execution import Counts, Layout, fetch, pace, row, run_execution, zeros
 from .feed import Slab
+from .live import Live
 from .place import Place
 from .replicate import Replicas
 from .spread import Spread
@@ -24,6 +26,7 @@ from .state import State, Step
 log = logging.getLogger("openipu")
 
 Tree = Any
+Launch = Callable[[Callable[..., Any], tuple[Any, ...]], tuple[Any, State]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,8 @@ class Program:
     call: Callable[..., tuple[Any, State]]
     compiled: Any
     compile_seconds: float
+    cached: bool = False
+    """Whether it came from the cache of compiled programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +62,31 @@ class Result:
 class Loop:
     """Runs slabs of data through a step, compiling once per shape."""
 
-    def __init__(self, name: str, step: Step, place: Place, accumulation: Accumulation, spread: Spread) -> None:
+    def __init__(
+        self,
+        name: str,
+        step: Step,
+        place: Place,
+        accumulation: Accumulation,
+        spread: Spread,
+        live: Live | None = None,
+    ) -> None:
         self._name, self._step, self._place = name, step, place
-        self._accumulation, self._spread = accumulation, spread
+        self._accumulation, self._spread, self._live = accumulation, spread, live
         self.programs: dict[Any, Program] = {}
 
-    def execute(self, state: State, resident: Tree, slab: Slab) -> tuple[list[Result], State]:
-        """Run one slab, normally in one launch."""
+    def execute(
+        self, state: State, resident: Tree, slab: Slab, launch: Launch | None = None
+    ) -> tuple[list[Result], State]:
+        """Run one slab, normally in one launch. `launch` calls the program, if that takes more than calling it."""
         fixed = _shapes((state, resident))
         results = []
         for part in self._parts(fixed, slab):
             key = (fixed, _shapes(part.body), _shapes(part.tail))
             if key not in self.programs:
                 self.programs[key] = self._compile(state, resident, part)
-            value, state = self.programs[key].call(state, resident, part.body, self._counts(part), part.tail)
+            call, args = self.programs[key].call, (state, resident, part.body, self._counts(part), part.tail)
+            value, state = call(*args) if launch is None else launch(call, args)
             results.append(Result(value, part))
         return results, state
 
@@ -107,13 +123,13 @@ class Loop:
         return [without, _single(slab.tail, replicas)] if slab.has_tail else [without]
 
     def _compile(self, state: State, resident: Tree, slab: Slab) -> Program:
-        start = time.perf_counter()
+        start, hits = time.perf_counter(), cache.hits()
         lowered = jax.jit(self._execution(state, resident, slab), donate_argnums=0).lower(
             state, resident, slab.body, self._counts(slab), slab.tail
         )
         compiled = lowered.compile(dict(self._place.compiler_options))
         call = _never_run(lowered) if self._place.compile_only else compiled
-        program = Program(call, compiled, time.perf_counter() - start)
+        program = Program(call, compiled, time.perf_counter() - start, cache.hits() > hits)
         self._dump(compiled)
         log.debug("%s: compiled for slabs of %s in %.2f s", self._name, _shapes(slab.body), program.compile_seconds)
         return program
@@ -124,15 +140,22 @@ class Loop:
 
         axes = self._spread.axes(state)
 
-        def equations() -> int:
+        def traced(run: Callable[[State, Tree], Any]) -> Any:
+            """`run` on the first batch of one replica."""
+
             def first(state: State, resident: Tree, body: Tree) -> None:
-                self._step.micro(self._spread.own_part(state), fetch(resident, row(row(body, 0), 0)))
+                run(self._spread.own_part(state), fetch(resident, row(row(body, 0), 0)))
 
-            traced = jax.make_jaxpr(replicas.program(first, (axes, None, 1), None))
-            return _equations(traced(state, resident, slab.body).jaxpr)
+            program = replicas.program(first, (axes, None, 1), None)
+            return jax.make_jaxpr(program)(state, resident, slab.body).jaxpr
 
+        def equations() -> int:
+            return _equations(traced(self._step.micro))
+
+        if self._step.check is not None and not self.programs:
+            traced(self._step.check)
         step = replace(self._step, micro=rewrite(self._step.micro, replicas.platform))
-        layout = Layout(replicas, self._accumulation, pace(replicas.platform, equations))
+        layout = Layout(replicas, self._accumulation, pace(replicas.platform, equations), self._live)
         run = functools.partial(_on_replica, step, layout, self._spread)
         outputs = (1, None) if step.collect == "all" else None
         return replicas.program(run, (axes, None, 1, None, None), (outputs, axes))

@@ -54,6 +54,12 @@ class Options:
     """Name and stage of each layer call (pipeline/assign.py). None: as `PipelineStage` says. Empty: not pipelined."""
     pipelining: Pipelining | None = None
     """How the stages are run; None is the same as `Pipelining()`."""
+    live_callbacks: bool = False
+    """Batch callbacks are called for each step, while the execution runs."""
+    prefetch_depth: int | None = None
+    """Batches that are kept ready for executions to come."""
+    buffer_depth: int | None = None
+    """Steps whose logs may wait for the callbacks."""
 
     def with_optimizer(self, plan: OptimizerPlan) -> Options:
         """These options together with what the wrappers around an optimizer ask for."""
@@ -83,6 +89,8 @@ class Options:
         values = json.loads(text)
         accumulation = values.pop("accumulation")
         method = Reduction.parse(accumulation.pop("method"))
+        if isinstance(accumulation["dtype"], list):
+            accumulation["dtype"] = tuple(accumulation["dtype"])
         reduction = MetricReduction.parse(values.pop("metric_reduction"))
         stages, pipelining = values.pop("stages", None), values.pop("pipelining", None)
         return cls(

@@ -8,12 +8,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
+from openipu.config.notices import name_once
 from openipu.engine import model as keras_model
 from openipu.engine import run
-from openipu.engine.accumulate import Accumulation, Reduction
+from openipu.engine.accumulate import Accumulation, Reduction, dtype_option
 from openipu.engine.options import MetricReduction, Options
+from openipu.ipu_infeed_queue import checked_depth
+from openipu.ipu_outfeed_queue import checked_buffer_depth
 
 import keras
 
@@ -78,8 +82,9 @@ class ModelExtension(PipeliningExtension):
             gradient_accumulation_reduction_method: "sum" (default: the learning rate acts on the sum of the gradients),
                 "mean" or "running_mean".
             use_v2_gradient_accumulation_optimizer: Accepted for scripts that give it; there is one way here.
-            **gradient_accumulation_optimizer_kwargs: `dtype` to accumulate in, `replicated_optimizer_state_sharding`,
-                `offload_weight_update_variables`, and `name`, which is accepted and not used.
+            **gradient_accumulation_optimizer_kwargs: `dtype` to accumulate in (or a function that gives that of a
+                variable), `replicated_optimizer_state_sharding`, `offload_weight_update_variables`, and `name`, which
+                is accepted and not used.
         """
         extra = dict(gradient_accumulation_optimizer_kwargs)
         for key in ("opt", "num_mini_batches", "experimental_normalize_gradients"):
@@ -95,11 +100,10 @@ class ModelExtension(PipeliningExtension):
         old = self._ipu_session.options
         count = steps(gradient_accumulation_steps_per_replica, old.accumulation.steps)
         method = Reduction.parse(gradient_accumulation_reduction_method)
-        dtype = None if extra.get("dtype") is None else keras.backend.standardize_dtype(extra["dtype"])
         self._ipu_session.set_options(
             dataclasses.replace(
                 old,
-                accumulation=Accumulation(count, method, dtype),
+                accumulation=Accumulation(count, method, dtype_option(extra.get("dtype"))),
                 shard_optimizer=yes_or_no(extra, "replicated_optimizer_state_sharding", False),
                 offload_optimizer=yes_or_no(extra, "offload_weight_update_variables", None),
             )
@@ -110,10 +114,37 @@ class ModelExtension(PipeliningExtension):
         method = MetricReduction.parse(replicated_metric_reduction_method)
         self._ipu_session.set_options(dataclasses.replace(self._ipu_session.options, metric_reduction=method))
 
+    def set_asynchronous_callbacks(self, asynchronous: bool = False) -> None:
+        """Say whether batch callbacks are called for every step, while the execution runs, or once per execution.
+
+        A callback gets the logs after each step, as if `steps_per_execution` were 1, in order and in the thread that
+        called `fit`; the program does not wait for it as long as no more than `buffer_depth` steps are behind. The
+        weights are there between executions: a callback that uses `self.model` waits for the end of the execution.
+        """
+        self._set(live_callbacks=_flag("asynchronous", asynchronous))
+
+    def set_infeed_queue_options(self, **kwargs: Any) -> None:
+        """Set how data is read ahead: `prefetch_depth`, the number of batches (over all replicas) kept ready.
+
+        At least the batches of one execution are always ready. `optimise_latency` is accepted and changes nothing.
+        """
+        self._set(prefetch_depth=_feed_option(kwargs, "prefetch_depth", _INFEED_OWN, checked_depth))
+
+    def set_outfeed_queue_options(self, **kwargs: Any) -> None:
+        """Set how results leave the program: `buffer_depth`, the number of steps whose logs may wait for callbacks.
+
+        It matters with asynchronous callbacks. `optimise_latency` is accepted and changes nothing.
+        """
+        self._set(buffer_depth=_feed_option(kwargs, "buffer_depth", _OUTFEED_OWN, checked_buffer_depth))
+
+    def _set(self, **changes: Any) -> None:
+        self._ipu_session.set_options(dataclasses.replace(self._ipu_session.options, **changes))
+
     def save_assets(self, dir_path: str) -> None:
         """Write the options beside the weights. Plain Keras reads the rest of the file and leaves this alone."""
         options = self._ipu_session.options
-        options = dataclasses.replace(options, stages=saved_stages(self, options.stages))
+        accumulation = options.accumulation.of_weights(keras_model.variables(self, "predict").trainable)
+        options = dataclasses.replace(options, stages=saved_stages(self, options.stages), accumulation=accumulation)
         pathlib.Path(dir_path, OPTIONS_FILE).write_text(options.to_json())
 
     def load_assets(self, dir_path: str) -> None:
@@ -121,6 +152,29 @@ class ModelExtension(PipeliningExtension):
         path = pathlib.Path(dir_path, OPTIONS_FILE)
         if path.exists():
             self._ipu_session.set_options(Options.from_json(path.read_text()))
+
+
+_INFEED_OWN = ("dataset", "infeed_spec", "element_spec", "_internal_id", "device_ordinal")
+_OUTFEED_OWN = ("outfeed_mode", "device_ordinal")
+
+
+def _feed_option(options: dict[str, Any], name: str, own: tuple[str, ...], check: Callable[[Any], int]) -> int | None:
+    """The one option of a feed that a user may set, checked; those that the model sets itself are refused."""
+    for key in own:
+        if key in options:
+            raise ValueError(f"`{key}` of its feeds is set by the model itself. Give `{name}` only.")
+    unknown = sorted(set(options) - {name, "optimise_latency"})
+    if unknown:
+        raise ValueError(f"Unknown options {unknown} of a feed. Give `{name}`.")
+    if _flag("optimise_latency", options.get("optimise_latency", False)):
+        name_once({"optimise_latency of a model's feeds": "batches and logs are never held back"})
+    return check(options[name]) if name in options else None
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"`{name}` is {value!r}, but it switches something on or off: give True or False.")
+    return value
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from typing import Any
 
 from openipu.config.notices import name_once
 from openipu.engine import run
-from openipu.engine.accumulate import Accumulation, Reduction
+from openipu.engine.accumulate import Accumulation, Reduction, dtype_option
 from openipu.engine.model import has_graph
 from openipu.engine.pipeline import assign, balance, split
 from openipu.engine.pipeline.graph import Graph, Node
@@ -132,7 +132,7 @@ class PipeliningExtension:
             accumulation=Accumulation(
                 count,
                 old.accumulation.method if method is None else Reduction.parse(method),
-                old.accumulation.dtype if dtype is None else _dtype(self, dtype),
+                old.accumulation.dtype if dtype is None else dtype_option(dtype),
             ),
             shard_optimizer=old.shard_optimizer if shard is None else shard,
             offload_optimizer=old.offload_optimizer if offload is None else offload,
@@ -282,16 +282,3 @@ def _mode(value: Any) -> RecomputationMode:
         names = ", ".join(member.name for member in RecomputationMode)
         raise TypeError(f"`recomputation_mode` is {value!r}. Give a member of `RecomputationMode`: {names}.")
     return value
-
-
-def _dtype(model: Any, value: Any) -> str:
-    """The one dtype that gradients are accumulated in."""
-    if not callable(value) or isinstance(value, type):
-        return str(keras.backend.standardize_dtype(value))
-    found = {keras.backend.standardize_dtype(value(v) or v.dtype) for v in model.trainable_variables}
-    if len(found) != 1:
-        given = ", ".join(sorted(found)) if found else "nothing, because the model has no variables yet"
-        raise ValueError(
-            f"`gradient_accumulation_dtype` gives {given}, but gradients are accumulated in one dtype. Give its name."
-        )
-    return str(found.pop())

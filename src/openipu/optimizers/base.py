@@ -28,6 +28,11 @@ def by_engine() -> Iterator[None]:
         _done.reset(token)
 
 
+def is_by_engine() -> bool:
+    """Whether gradients reach optimizers prepared, see `by_engine`."""
+    return _done.get()
+
+
 def chain(optimizer: Any) -> Iterator[Any]:
     """The optimizer, the one inside it, and so on, Keras' own `LossScaleOptimizer` included."""
     while optimizer is not None:

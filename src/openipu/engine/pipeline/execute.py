@@ -78,6 +78,8 @@ class Pipeline:
     """Empty where nothing is trained."""
     boundaries: tuple[tuple[Spec, ...], ...]
     """What each stage receives; nothing for the first."""
+    changing: tuple[tuple[int, ...], ...]
+    """Which of its own state each stage changes; the rest, such as frozen weights, is only read."""
     weights: Store
     state: Store
     mail: Mail
@@ -112,7 +114,8 @@ class Pipeline:
             return live._replace(mailbox=self._exchange(row, me, live))
 
         ends = jnp.asarray(_ends(table))
-        return lax.fori_loop(0, ends[flow.most], tick, live).carry
+        done: _Live = lax.fori_loop(0, ends[flow.most], tick, live)
+        return done.carry
 
     def _forward(
         self, stage: int, work: Work, me: Any, weights: Buffers, optimizer: list[Any], flow: Flow, live: _Live
@@ -121,8 +124,10 @@ class Pipeline:
         function, m = self.stages[stage], work.micro_batch[stage]
         weight_slots = self.weights.slots(device, function.weights)
         state_slots = self.state.slots(device, function.state)
+        changing = self.changing[stage]
+        changing_slots = [state_slots[i] for i in changing]
         kept_slots = self.residuals.slots[stage] if self.derivatives else ()
-        writes: dict[str, Any] = {"state": used(live.carry.state, state_slots)}
+        writes: dict[str, Any] = {"state": used(live.carry.state, changing_slots)}
         if self.derivatives:
             writes["residuals"] = used(live.residuals, kept_slots)
         if stage == self.last:
@@ -133,7 +138,7 @@ class Pipeline:
         def run(writes: dict[str, Any]) -> dict[str, Any]:
             active = m < flow.mine
             boundary = self.mail.get(writes.get("mailbox", live.mailbox), work.input[stage], self.boundaries[stage])
-            state = self.state.packing.read(writes["state"], state_slots)
+            state = self.state.packing.read(live.carry.state | writes["state"], state_slots)
             around = Around(flow.batch(m), optimizer, active, state, writes.get("metrics", []))
             values = self.weights.packing.read(weights, weight_slots)
             if self.derivatives:
@@ -144,11 +149,11 @@ class Pipeline:
                 )
             else:
                 out, after = rewrite(function.run, self.replicas.platform)(values, boundary, around)
-            after = self._if_active(active, after, around, flow.whole)
-            writes["state"] = self.state.packing.write(writes["state"], state_slots, after.state)
+            new = self._if_active(active, after, around, flow.whole, changing)
+            writes["state"] = self.state.packing.write(writes["state"], changing_slots, new.state)
             if stage == self.last:
-                kept = flow.keep(writes["kept"], m, after.result, active)
-                return writes | {"metrics": _like(after.metrics, writes["metrics"]), "kept": kept}
+                results = flow.keep(writes["kept"], m, new.result, active)
+                return writes | {"metrics": _like(new.metrics, writes["metrics"]), "kept": results}
             return writes | self._send(writes, work, stage, out)
 
         here = (me == device) & (m >= 0) & (m < flow.most)
@@ -216,15 +221,17 @@ class Pipeline:
 
         if self.table.rounds == 0:
             return live.mailbox
-        return lax.switch(row.exchange, [through(rounds) for rounds in self.table.exchanges], live.mailbox)
+        mailbox: Vectors = lax.switch(row.exchange, [through(rounds) for rounds in self.table.exchanges], live.mailbox)
+        return mailbox
 
-    def _if_active(self, active: Any, after: After, around: Around, whole: Any) -> After:
-        """What a replica without the micro-batch leaves behind: what was there before.
+    def _if_active(self, active: Any, after: After, around: Around, whole: Any, changing: Sequence[int]) -> After:
+        """What a stage leaves behind, of its state what changes. Without the micro-batch: what was there before.
 
         Moving statistics, equal on all replicas before, become those that the active replicas agree on.
         """
+        pairs = [(after.state[i], around.state[i]) for i in changing]
         if self.replicas.count == 1:
-            return after
+            return after._replace(state=[new for new, _ in pairs])
 
         def agreed(new: Any, old: Any) -> Any:
             if not is_float(old):
@@ -232,7 +239,7 @@ class Pipeline:
             return lax.cond(whole, lambda: new, lambda: old + self.replicas.mean_of_active(new - old, active))
 
         metrics = [jnp.where(active, new, old) for new, old in zip(after.metrics, around.metrics, strict=True)]
-        return after._replace(state=list(map(agreed, after.state, around.state)), metrics=metrics)
+        return after._replace(state=[agreed(new, old) for new, old in pairs], metrics=metrics)
 
 
 class _Live(NamedTuple):
@@ -260,7 +267,8 @@ class _Live(NamedTuple):
 
 
 def _only_if(condition: Any, run: Callable[[dict[str, Any]], dict[str, Any]], writes: dict[str, Any]) -> dict[str, Any]:
-    return lax.cond(condition, lambda w: run(dict(w)), lambda w: w, writes)
+    new: dict[str, Any] = lax.cond(condition, lambda w: run(dict(w)), lambda w: w, writes)
+    return new
 
 
 def _like(new: list[Any], old: list[Any]) -> list[Any]:
@@ -280,6 +288,14 @@ def _ends(table: Compiled) -> np.ndarray:
 
 
 jax.tree_util.register_dataclass(Work, data_fields=[field.name for field in fields(Work)], meta_fields=[])
+
+
+def _changing(jaxpr: Any, after: After, metrics: int, state: int) -> tuple[int, ...]:
+    """Which parts of a traced stage's state are not just handed on. State and metrics are its last arguments."""
+    old = jaxpr.invars[len(jaxpr.invars) - metrics - state : len(jaxpr.invars) - metrics]
+    rest = len(jax.tree.leaves((after.metrics, after.result)))
+    new = jaxpr.outvars[len(jaxpr.outvars) - rest - state : len(jaxpr.outvars) - rest]
+    return tuple(i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a is not b)
 
 
 def make_pipeline(
@@ -302,6 +318,7 @@ def make_pipeline(
     boundary: list[Any] = []
     boundaries: list[tuple[Spec, ...]] = []
     derivatives: list[Differentiated] = []
+    changing: list[tuple[int, ...]] = []
     for number, stage in enumerate(stages):
         values = [weight_specs[i] for i in stage.weights]
         own = around._replace(
@@ -312,13 +329,15 @@ def make_pipeline(
             # The last stage keeps its values in any case: it goes back as soon as it has gone forward.
             again = recompute and number < len(stages) - 1
             derivatives.append(differentiate(stage, values, boundary, own, again))
-        boundary, after = jax.eval_shape(stage.run, values, boundary, own)
+        traced, (boundary, after) = jax.make_jaxpr(stage.run, return_shape=True)(values, boundary, own)
+        changing.append(_changing(traced.jaxpr, after, len(own.metrics), len(own.state)))
     gradients = [[spec for spec in specs if is_float(spec)] for specs in boundaries]
     pipeline = Pipeline(
         table,
         tuple(stages),
         tuple(derivatives),
         tuple(boundaries),
+        tuple(changing),
         weights,
         state,
         Mail.for_all([*boundaries, *gradients]),

@@ -13,16 +13,17 @@ from functools import partial
 from typing import Any
 
 from openipu.engine import model as keras_model
+from openipu.engine.execution import rows_of
 from openipu.engine.place import Place
 from openipu.engine.state import Mode, State
 from openipu.optimizers.plan import map_gradients
 
 import jax
-import jax.numpy as jnp
 import keras
 
 from .split import Stage, run_stage
 from .stages import After, Around, Arrays, StageFunction
+from .store import filled
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,11 +91,6 @@ class _KerasStage:
     def _whole_state(self, weights: Arrays, around: Around) -> State:
         """The state that Keras asks for, with zeros for what other stages have; nothing here reads those."""
         owners = keras_model.variables(self.model, self.mode)
-
-        def filled(variables: Sequence[Any], numbers: Sequence[int], values: Arrays) -> Arrays:
-            known = dict(zip(numbers, values, strict=True))
-            return [known[i] if i in known else jnp.zeros(v.shape, v.dtype) for i, v in enumerate(variables)]
-
         return State(
             filled(owners.trainable, self.weights, weights),
             filled(owners.non_trainable, self.state, around.state),
@@ -104,10 +100,8 @@ class _KerasStage:
 
     def mapped(self, gradients: Arrays, weights: Arrays, optimizer: Arrays) -> Arrays:
         """The gradients of one micro-batch as the wrappers around the optimizer map them."""
-        values: Arrays = [jnp.zeros(())] * len(self.model.optimizer.variables)
-        for number, value in zip(self.common, optimizer, strict=True):
-            values[number] = value
-        return map_gradients(self.model.optimizer, gradients, weights, values)
+        state = filled(self.model.optimizer.variables, self.common, optimizer)
+        return map_gradients(self.model.optimizer, gradients, weights, state)
 
 
 def _total(losses: Sequence[Any]) -> Any:
@@ -146,7 +140,6 @@ def _numbers(variables: Sequence[Any], known: dict[int, int]) -> tuple[int, ...]
 
 
 def _on_one_replica(place: Place, run: Any, weights: Arrays, boundary: Arrays, around: Around) -> Any:
-    def micro(_state: Any, _batch: Any) -> Any:
+    rows = rows_of(around.batch)
+    with keras_model.one_of_several(place.replicas, place.batch_norm_group, lambda: rows, around.active):
         return run(weights, boundary, around)
-
-    return keras_model.on_one_of(place.replicas, place.batch_norm_group, micro, (), around.batch, around.active)

@@ -12,6 +12,7 @@ from openipu.engine.feed import Slab
 from openipu.engine.loop import Loop
 from openipu.engine.place import Place
 from openipu.engine.replicate import AXIS
+from openipu.engine.spread import Spread
 from openipu.engine.state import State, Step
 
 import jax
@@ -67,18 +68,18 @@ class StageLoop(Loop):
         spread: StageSpread,
         staging: Staging,
     ) -> None:
-        super().__init__(name, step, place, accumulation, spread)
-        self._staging = staging
+        super().__init__(name, step, place, accumulation, Spread(place.replicas))
+        self._staged_spread, self._staging = spread, staging
 
-    def _execution(self, state: State, resident: Tree, slab: Slab) -> Callable[..., tuple[Any, State]]:
-        execution = self.execution(state, resident, slab)
-        replicas, specs = self._place.replicas, self._spread.specs(state)
+    def _execution(self, state: State, _resident: Tree, _slab: Slab) -> Callable[..., tuple[Any, State]]:
+        replicas, specs = self._place.replicas, self._staged_spread.specs(state)
 
         def run(state: State, resident: Tree, body: Tree, counts: Any, tail: Tree) -> tuple[Any, State]:
             mine = jax.tree.map(lambda a: a[:, 0], body)
-            own = self._spread.own_part(state)
+            own = self._staged_spread.own_part(state)
+            execution = self._staged(own, resident, mine, tail)
             value, new = execution.run(own, resident, mine, Counts.unpack(counts), tail)
-            return value, self._spread.rejoin(new)
+            return value, self._staged_spread.rejoin(new)
 
         value = (P(None, AXIS), P()) if self._step.collect == "all" else P()
         return jax.shard_map(
@@ -89,24 +90,21 @@ class StageLoop(Loop):
             check_vma=False,
         )
 
-    def execution(self, state: State, resident: Tree, slab: Slab) -> StagedExecution:
-        """Everything that is known before compiling."""
-        staging, spread = self._staging, self._spread
-        steps = size_of(slab.body)
-        table = staging.table(steps)
-        first = jax.eval_shape(lambda r, b: fetch(r, row(row(b, 0), 0)), resident, slab.body)
-        full, result = self._pipeline(table, state, first)
-        tail = None, None
-        if slab.tail is not None:
-            tail = self._pipeline(staging.single(), state, jax.eval_shape(fetch, resident, slab.tail))
+    def _staged(self, state: State, resident: Tree, body: Tree, tail: Tree) -> StagedExecution:
+        """Everything that is known before compiling, from the shapes of what one device has."""
+        staging = self._staging
+        table = staging.table(size_of(body))
+        full, result = self._pipeline(table, state, jax.eval_shape(lambda r, b: fetch(r, row(b, 0)), resident, body))
+        small, small_result = None, None
+        if tail is not None:
+            small, small_result = self._pipeline(staging.single(), state, jax.eval_shape(fetch, resident, tail))
         count = staging.micro_batches or int(table.forward.micro_batch.max()) + 1
-        return StagedExecution(self._step, spread, full, tail[0], count, (result, tail[1]))
+        return StagedExecution(self._step, self._staged_spread, full, small, count, (result, small_result))
 
     def _pipeline(self, table: Compiled, state: State, batch: Tree) -> tuple[Pipeline, Tree]:
-        replicas, spread = self._place.replicas, self._spread
-        common = spread.slots(state)[1]
-        metrics = [jax.ShapeDtypeStruct(m.shape[1:], m.dtype) for m in state.metrics]
-        around = Around(batch, specs_of(common), jax.ShapeDtypeStruct((), bool), [], metrics)
+        replicas, spread = self._place.replicas, self._staged_spread
+        common, active = spread.slots(state)[1], jax.ShapeDtypeStruct((), bool)
+        around = Around(batch, specs_of(common), active, [], specs_of(state.metrics))
         return make_pipeline(
             table,
             self._staging.stages,

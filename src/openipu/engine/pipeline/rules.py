@@ -59,3 +59,13 @@ def check_training(pipelining: Pipelining, accumulation: Accumulation, stages: i
             f"`set_pipelining_options(gradient_accumulation_steps_per_replica={least})`."
         )
     check_schedule(stages, steps, devices, least, type(schedule).__name__)
+
+
+def one_dtype(accumulation: Accumulation) -> Accumulation:
+    """The same; raises where weights have different dtypes to accumulate in, because a stage keeps them together."""
+    if isinstance(accumulation.dtype, tuple):
+        raise ValueError(
+            f"Gradients are to be accumulated in {', '.join(sorted(set(accumulation.dtype)))}, but those of a "
+            "pipelined model are accumulated in one dtype. Give its name."
+        )
+    return accumulation

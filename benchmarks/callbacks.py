@@ -1,0 +1,110 @@
+"""`python -m benchmarks.callbacks`: what asynchronous callbacks cost, at about 1,000 steps a second.
+
+The same model is trained with batch callbacks once per execution and with asynchronous ones for every step, in turns in
+one process, with a callback that keeps the loss and with Keras' progress bar.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+from typing import Any
+
+import openipu as ipu
+
+import keras
+import numpy as np
+
+STEPS, BATCH, WIDTH = 1000, 64, 512
+CASES = {"callback": 0, "progress bar": 1}
+
+
+def make_model(asynchronous: bool) -> Any:
+    """A dense network whose step takes about a millisecond on one CPU core."""
+    keras.utils.set_random_seed(0)
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        model = keras.Sequential(
+            [keras.Input((WIDTH,)), keras.layers.Dense(WIDTH, activation="relu"), keras.layers.Dense(10)]
+        )
+    model.set_asynchronous_callbacks(asynchronous)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, metrics=["accuracy"], steps_per_execution=STEPS)
+    return model
+
+
+class Losses(keras.callbacks.Callback):
+    """Keeps the loss of each batch that it is told about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def on_train_batch_end(self, _batch: int, logs: Any = None) -> None:
+        """Keep it."""
+        self.seen.append(float(logs["loss"]))
+
+
+def epoch_seconds(model: Any, data: tuple[Any, Any], verbose: int) -> tuple[float, int]:
+    """One epoch of one execution; its duration, and how often the callback was called."""
+    losses = Losses()
+    start = time.perf_counter()
+    with contextlib.redirect_stdout(io.StringIO()):
+        model.fit(*data, batch_size=BATCH, verbose=verbose, shuffle=False, callbacks=[losses])
+    return time.perf_counter() - start, len(losses.seen)
+
+
+def measure(rounds: int) -> list[dict[str, Any]]:
+    """One row per case."""
+    generator = np.random.default_rng(0)
+    data = generator.normal(size=(STEPS * BATCH, WIDTH)).astype("float32"), generator.integers(0, 10, STEPS * BATCH)
+    rows = []
+    for name, verbose in CASES.items():
+        models = {kind: make_model(kind) for kind in (False, True)}
+        times: dict[bool, list[float]] = {False: [], True: []}
+        for kind, model in models.items():
+            epoch_seconds(model, data, verbose)  # compiles
+        calls = 0
+        for _ in range(rounds):
+            for kind, model in models.items():
+                seconds, count = epoch_seconds(model, data, verbose)
+                times[kind].append(seconds)
+                calls = count if kind else calls
+        plain, live = (statistics.median(times[kind]) for kind in (False, True))
+        ratios = [b / a for a, b in zip(times[False], times[True], strict=True)]
+        rows.append({
+            "case": name, "steps_per_second": STEPS / plain, "steps_per_second_asynchronous": STEPS / live,
+            "calls_per_epoch": calls, "cost_percent": 100 * (statistics.median(ratios) - 1),
+        })  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.callbacks")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--name", default="cpu-callbacks")
+    options = parser.parse_args()
+    rows = measure(options.rounds)
+    command = " ".join(["python -m benchmarks.callbacks", *sys.argv[1:]])
+    lines = [f"Measured {time.strftime('%Y-%m-%d')} on {os.cpu_count()} cores; command: `{command}`.", ""]
+    lines += ["| with | steps/s | steps/s, asynchronous | calls per epoch | cost |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {r['case']} | {r['steps_per_second']:.0f} | {r['steps_per_second_asynchronous']:.0f} | "
+        f"{r['calls_per_epoch']} | {r['cost_percent']:.1f} % |"
+        for r in rows
+    ]
+    text = "\n".join(lines) + "\n"
+    print(text)
+    folder = pathlib.Path(__file__).parent / "results"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{options.name}.md").write_text(text)
+    (folder / f"{options.name}.json").write_text(json.dumps({"command": command, "results": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

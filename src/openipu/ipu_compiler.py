@@ -1,0 +1,55 @@
+"""`compile`: a function as one program on the current system."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from openipu.engine.program import Operation, device_program
+from openipu.engine.trace import current
+from openipu.engine.where import current_ordinal
+
+__all__ = ["compile"]
+
+
+def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
+    """Compile `computation` into one program and run it on the devices of the current scope.
+
+    The same function with arguments of the same shapes is compiled once. Keras variables that it uses are read and
+    updated.
+
+    Args:
+        computation: A function of JAX or `keras.ops` operations. It returns values, then perhaps operations.
+        inputs: Its arguments.
+
+    Returns:
+        A tuple of its values; an operation when there are none.
+    """
+    return run_here(_computation, (computation, *([] if inputs is None else inputs)))
+
+
+def run_here(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Run `fn` on the system of the current scope, or as a part of the program that is being traced."""
+    if current() is not None:
+        return fn(*args)
+    ordinal = current_ordinal()
+    if ordinal is None:
+        raise Exception(  # the type that scripts know
+            "A program was to be compiled, but it was not said for which devices. Do so inside "
+            '`with ipu.scopes.ipu_scope("/device:IPU:0"):` or `with strategy.scope():`.'
+        )
+    return device_program(fn, ordinal)(args)
+
+
+def _computation(function: Callable[..., Any], *inputs: Any) -> Any:
+    """A function with the conventions of `compile` for what it returns."""
+    result = function(*inputs)
+    if type(result).__name__.endswith("EstimatorSpec"):
+        raise ValueError("A computation returned an EstimatorSpec. Return arrays; specs belong to a `model_fn`.")
+    parts = tuple(result) if isinstance(result, list | tuple) else (result,)
+    operations = [part is None or isinstance(part, Operation) for part in parts]
+    if any(before and not after for before, after in itertools.pairwise(operations)):
+        raise ValueError("A computation returned an operation before a value. Return values first, then operations.")
+    values = tuple(part for part, operation in zip(parts, operations, strict=True) if not operation)
+    return values or Operation()

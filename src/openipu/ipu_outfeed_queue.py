@@ -1,0 +1,179 @@
+"""Feeds from device programs to the host."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from openipu.config.notices import name_once
+from openipu.engine.outlet import Buffer
+from openipu.engine.program import Operation
+from openipu.engine.where import feed_ordinal
+from openipu.errors import FailedPreconditionError
+from openipu.ipu_infeed_queue import check_use
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = ["IPUOutfeedMode", "IPUOutfeedQueue", "IPUOutfeedQueueIterator", "ScopedIPUOutfeedQueue"]
+
+
+class IPUOutfeedMode(enum.Enum):
+    """Which elements of an outfeed the host gets."""
+
+    ALL = "all"
+    """Every one, in order."""
+    LAST = "last"
+    """The latest one."""
+
+
+class IPUOutfeedQueue:
+    """Hands values of a running program to the host: `enqueue` in the program, `dequeue` or iterate on the host.
+
+    >>> outfeed = IPUOutfeedQueue()
+    >>> def step(total, x):
+    ...     outfeed.enqueue({"x": x})
+    ...     return total + x
+
+    `strategy.run` returns when the program has ended; read what it enqueued then, or from another thread while it
+    runs.
+
+    Args:
+        outfeed_mode: `IPUOutfeedMode.ALL` (None) for every element, `LAST` for the latest one.
+        device_ordinal: The number of the system whose programs enqueue; None for that of the current scope.
+        buffer_depth: Elements that wait on the device, and elements that wait on the host while another thread reads
+            them. When both are full the program waits for the reader. More of them cost memory and save visits to the
+            host, which take 0.1 ms each. Without a reader in another thread, all elements are kept for the thread that
+            runs the program.
+        optimise_latency: Accepted for scripts that give it; elements reach the host within a fiftieth of a second.
+    """
+
+    def __init__(
+        self,
+        outfeed_mode: IPUOutfeedMode | None = None,
+        device_ordinal: int | None = None,
+        buffer_depth: int = 3,
+        optimise_latency: bool = False,
+    ) -> None:
+        mode = IPUOutfeedMode.ALL if outfeed_mode is None else outfeed_mode
+        if not isinstance(mode, IPUOutfeedMode):
+            raise ValueError(f"`outfeed_mode` is {outfeed_mode!r}. Give `IPUOutfeedMode.ALL` or `IPUOutfeedMode.LAST`.")
+        self.outfeed_mode = mode
+        self.device_ordinal = feed_ordinal(device_ordinal)
+        if optimise_latency:
+            name_once({"optimise_latency of outfeed queues": "elements reach the host within a fiftieth of a second"})
+        self._buffer = Buffer(checked_buffer_depth(buffer_depth), only_last=mode is IPUOutfeedMode.LAST)
+        self._spec: Any = None
+        self._maker = threading.get_ident()
+
+    # --- in the program
+
+    def enqueue(self, structure: Any) -> Operation:
+        """Hand over a value: an array, or a tuple, list or dict of arrays. Once per queue in a program."""
+        trace = check_use(self.device_ordinal, "outfeed")
+        value = jax.tree.map(lambda a: jax.lax.stop_gradient(jnp.asarray(a)), structure)
+        spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), value)
+        if not trace.discovering:
+            waiting = self._buffer.outlet.put(trace.scope.cell(self._buffer), value, trace.replicas.index())
+            trace.scope.set_cell(self._buffer, waiting)
+            self._spec = spec
+            return Operation()
+        if id(self._buffer) in trace.outfeeds:
+            raise ValueError(
+                "An outfeed queue is enqueued twice in one program. Enqueue all values at once as a tuple or dict, or "
+                "use two queues."
+            )
+        if self._spec is not None and self._spec != spec:
+            raise ValueError(
+                f"An outfeed queue was enqueued with {self._spec} before and with {spec} now. Enqueue the same shapes "
+                "everywhere, or use two queues."
+            )
+        trace.outfeeds[id(self._buffer)] = (self._buffer, spec)
+        trace.scope.set_cell(self._buffer, ())
+        return Operation()
+
+    @property
+    def enqueued(self) -> bool:
+        """Whether a program that enqueues here has been made."""
+        return self._spec is not None
+
+    # --- on the host
+
+    def dequeue(self, wait_for_completion: bool = False) -> Any:
+        """What was enqueued since the last `dequeue`, as host arrays in the structure that was enqueued.
+
+        In mode ALL a first axis counts the elements; it has length 0 when there is nothing new. In mode LAST it is the
+        latest element, again and again. With several replicas, the next axis is the replica.
+
+        Args:
+            wait_for_completion: Whether to wait until no program that enqueues here runs.
+        """
+        if not self.enqueued:
+            if threading.get_ident() != self._maker:
+                return []
+            raise ValueError("Nothing was enqueued yet. Run a program that calls `enqueue` first.")
+        if wait_for_completion:
+            self._buffer.wait_for_programs()
+        if self.outfeed_mode is IPUOutfeedMode.ALL:
+            return self._all(self._buffer.take())
+        latest = self._buffer.latest()
+        if latest is None:
+            raise FailedPreconditionError(
+                "The latest element of an outfeed queue was asked for before any was there. Run the program first."
+            )
+        return self._one(latest)
+
+    def __iter__(self) -> IPUOutfeedQueueIterator:
+        if self.outfeed_mode is not IPUOutfeedMode.ALL:
+            raise RuntimeError("Only an outfeed queue of mode ALL can be iterated over. Use `dequeue` for the latest.")
+        return IPUOutfeedQueueIterator(self)
+
+    @property
+    def deleter(self) -> Operation:
+        """Forget what has not been read."""
+        self._buffer.clear()
+        return Operation()
+
+    def _next(self) -> Any:
+        taken = self._buffer.take(1)
+        if not taken:
+            raise StopIteration
+        return self._one(taken[0])
+
+    def _one(self, replicas: list[list[np.ndarray]]) -> Any:
+        joined = replicas[0] if len(replicas) == 1 else [np.stack(parts) for parts in zip(*replicas, strict=True)]
+        return jax.tree.unflatten(jax.tree.structure(self._spec), joined)
+
+    def _all(self, elements: list[list[list[np.ndarray]]]) -> Any:
+        if elements:
+            return jax.tree.map(lambda *rows: np.stack(rows), *map(self._one, elements))
+        count = self._buffer.replicas
+        front = (0,) if count == 1 else (0, count)
+        return jax.tree.map(lambda a: np.zeros((*front, *a.shape), a.dtype), self._spec)
+
+
+class IPUOutfeedQueueIterator(Iterator[Any]):
+    """The elements of an outfeed queue one by one; it ends when there is none at the moment, and may be resumed."""
+
+    def __init__(self, queue: IPUOutfeedQueue) -> None:
+        self._queue = queue
+
+    def __next__(self) -> Any:
+        return self._queue._next()
+
+
+class ScopedIPUOutfeedQueue(IPUOutfeedQueue):
+    """An outfeed queue that takes its memory with it when nothing refers to it any more, as all of them do here."""
+
+    def __init__(self, outfeed_mode: IPUOutfeedMode | None = None, device_ordinal: int | None = None) -> None:
+        super().__init__(outfeed_mode, device_ordinal)
+
+
+def checked_buffer_depth(value: Any) -> int:
+    """The number of elements that may wait."""
+    if type(value) is not int or value < 1:
+        raise ValueError(f"`buffer_depth` is {value!r}. Give the number of elements that may wait, 1 or more.")
+    return value

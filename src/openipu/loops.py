@@ -1,0 +1,181 @@
+"""Loops inside device programs: the whole loop is part of one compiled program.
+
+Called outside of a program but inside `strategy.scope()` or `ipu.scopes.ipu_scope`, a loop is a program of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from openipu.config.notices import name_once
+from openipu.engine.program import Operation
+from openipu.engine.trace import current
+from openipu.ipu_compiler import run_here
+from openipu.ipu_infeed_queue import IPUInfeedQueue
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+__all__ = ["repeat", "while_loop"]
+
+
+def repeat(
+    n: Any,
+    body: Callable[..., Any],
+    inputs: Any = None,
+    infeed_queue: IPUInfeedQueue | None = None,
+    use_while_v1: bool = True,
+) -> Any:
+    """Run `body` `n` times; gives its values after the last time.
+
+    Keras variables that the body assigns (by an optimizer, a metric, a layer) are carried along.
+
+    Args:
+        n: How often. A whole number makes the fastest loop; it may also be computed by the program.
+        body: Gets the loop-carried values, then the parts of one element of the infeed queue (as keyword arguments if
+            the element is a dict), and returns the new values, of the same shapes and dtypes. Operations such as the
+            result of `enqueue` may follow them.
+        inputs: The first loop-carried values: None, one array, or a list of arrays (or trees of arrays).
+        infeed_queue: Where each turn gets one element from.
+        use_while_v1: Accepted for scripts that give it; there is one kind of loop.
+
+    Returns:
+        The single value, a list of several, or an operation where there are none.
+    """
+    if not use_while_v1:
+        name_once({"use_while_v1=False": "there is one kind of loop"})
+    trace = current()
+    if trace is None:
+        return run_here(repeat, (n, body, inputs, infeed_queue))
+    _check_infeed(infeed_queue)
+    carry = _carried(inputs)
+    _check_call(body, "body", carry, infeed_queue)
+    return _result(trace.repeat(_count(n), _turn(body, carry, infeed_queue), carry))
+
+
+def while_loop(
+    condition: Callable[..., Any],
+    body: Callable[..., Any],
+    inputs: Any = None,
+    infeed_queue: IPUInfeedQueue | None = None,
+    maximum_iterations: int | None = None,
+    use_while_v1: bool = True,
+) -> Any:
+    """Run `body` as long as `condition` of the loop-carried values holds, at most `maximum_iterations` times.
+
+    The other arguments and the result are those of `repeat`. Elements of an infeed queue are fetched while the program
+    runs, because nobody knows beforehand how many it takes.
+    """
+    if not use_while_v1:
+        name_once({"use_while_v1=False": "there is one kind of loop"})
+    trace = current()
+    if trace is None:
+        return run_here(while_loop, (condition, body, inputs, infeed_queue, maximum_iterations))
+    _check_infeed(infeed_queue)
+    carry = _carried(inputs)
+    _check_call(body, "body", carry, infeed_queue)
+    _check_call(condition, "condition", carry, None)
+    most = None if maximum_iterations is None else _count(maximum_iterations)
+    turn = _turn(body, carry, infeed_queue)
+    return _result(trace.while_loop(lambda values: condition(*values), turn, carry, most))
+
+
+def _count(n: Any) -> Any:
+    if isinstance(n, int | np.integer) and not isinstance(n, bool):
+        if n < 0:
+            raise ValueError(f"A loop was asked to run {n} times. Give 0 or more.")
+        return int(n)
+    if not hasattr(n, "dtype") or n.ndim or not jnp.issubdtype(n.dtype, jnp.integer):
+        raise TypeError(f"A loop's number of turns is {n!r}. Give a whole number.")
+    return jnp.asarray(n, jnp.int32)
+
+
+def _check_infeed(infeed_queue: Any) -> None:
+    if infeed_queue is not None and not isinstance(infeed_queue, IPUInfeedQueue):
+        raise TypeError(f"`infeed_queue` is a {type(infeed_queue).__name__}. Give an `IPUInfeedQueue`.")
+
+
+def _carried(inputs: Any) -> list[Any]:
+    values = [] if inputs is None else list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+
+    def tensor(value: Any) -> Any:
+        tensor = jnp.asarray(value.value if isinstance(value, keras.Variable) else value)
+        return jax.lax.convert_element_type(tensor, tensor.dtype)
+
+    return [jax.tree.map(tensor, value) for value in values]
+
+
+def _arguments(infeed_queue: IPUInfeedQueue | None, element: Any) -> tuple[list[Any], dict[str, Any]]:
+    """What the body gets of an element."""
+    if infeed_queue is None:
+        return [], {}
+    if isinstance(element, dict) and all(isinstance(name, str) for name in element):
+        return [], element
+    return list(element) if isinstance(element, tuple | list) else [element], {}
+
+
+def _check_call(function: Callable[..., Any], what: str, carry: list[Any], infeed: IPUInfeedQueue | None) -> None:
+    spec = None if infeed is None else infeed.element_spec
+    positional, named = _arguments(infeed, spec)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions written in C tell nothing
+        return
+    try:
+        signature.bind(*carry, *positional, **named)
+    except TypeError as error:
+        more = f" and {len(positional) + len(named)} from the infeed queue" if infeed is not None else ""
+        raise TypeError(
+            f"The loop's {what} {getattr(function, '__name__', function)}{signature} cannot be called with "
+            f"{len(carry)} input(s){more}: {error}. Let it take as many arguments, in that order."
+        ) from None
+
+
+def _turn(
+    body: Callable[..., Any], first: list[Any], infeed: IPUInfeedQueue | None
+) -> Callable[[list[Any]], list[Any]]:
+    def turn(carry: list[Any]) -> list[Any]:
+        positional, named = _arguments(infeed, None if infeed is None else infeed._dequeue())
+        return _checked(body(*carry, *positional, **named), first)
+
+    return turn
+
+
+def _checked(result: Any, first: list[Any]) -> list[Any]:
+    """The new loop-carried values, of the same kinds as the first ones."""
+    # One value that is itself a list or tuple is told from several values by what went in.
+    parts = list(result) if isinstance(result, list | tuple) else [] if result is None else [result]
+    if len(first) == 1 and isinstance(first[0], list | tuple) and len(parts) != 1:
+        parts = [result]
+    operations = [isinstance(part, Operation) or part is None for part in parts]
+    if any(before and not after for before, after in itertools.pairwise(operations)):
+        raise ValueError("A loop's body returned an operation before a value. Return values first, then operations.")
+    values = [part for part, operation in zip(parts, operations, strict=True) if not operation]
+    if len(values) != len(first):
+        raise TypeError(
+            f"A loop's body returned {len(values)} value(s), but {len(first)} are carried from turn to turn. Return as "
+            "many as `inputs` has."
+        )
+    return [jax.tree.map(_same_kind, old, new) for old, new in zip(first, values, strict=True)]
+
+
+def _same_kind(old: Any, new: Any) -> Any:
+    new = jnp.asarray(new.value if isinstance(new, keras.Variable) else new)
+    weak = isinstance(new, jax.Array) and new.weak_type
+    if new.shape != old.shape or (new.dtype != old.dtype and not weak):
+        raise TypeError(
+            f"A loop's body returned {new.dtype}{list(new.shape)} for a value that went in as {old.dtype}"
+            f"{list(old.shape)}. Return the same shape and dtype."
+        )
+    return jax.lax.convert_element_type(new, old.dtype)
+
+
+def _result(values: list[Any]) -> Any:
+    if not values:
+        return Operation()
+    return values[0] if len(values) == 1 else values

@@ -1,0 +1,85 @@
+"""Gradients and updates for people who write their own training step.
+
+>>> def step(x, y):
+...     def loss():
+...         return keras.ops.mean(loss_fn(y, model(x, training=True)))                  # doctest: +SKIP
+...     return ipu.training.minimize(optimizer, loss, model.trainable_variables)        # doctest: +SKIP
+>>> strategy.run(step, args=(x, y))                                                     # doctest: +SKIP
+
+They work inside device programs and outside of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from openipu.engine.scope import Scope
+from openipu.engine.trace import current
+
+import jax
+
+__all__ = ["gradients", "minimize", "value_and_gradients"]
+
+
+def value_and_gradients(
+    loss_fn: Callable[[], Any], variables: Sequence[Any], has_aux: bool = False
+) -> tuple[Any, list[Any]]:
+    """What `loss_fn()` gives and the gradients of the loss with respect to `variables`.
+
+    Everything else that `loss_fn` changes (moving statistics, metrics, random seeds, feeds) is changed.
+
+    Args:
+        loss_fn: A function without arguments that gives a scalar; with `has_aux`, a tuple of it and anything else.
+        variables: Keras variables.
+        has_aux: Whether `loss_fn` gives more than the loss.
+    """
+    variables = list(variables)
+    trace = current()
+    parent = None if trace is None else trace.scope
+    owners: dict[str, list[Any]] = {}
+
+    def loss(values: list[Any]) -> tuple[Any, Any]:
+        scope = Scope(parent, zip(variables, values, strict=True))
+        if trace is None:
+            with scope:
+                result = loss_fn()
+        else:
+            with trace.within(scope):
+                result = loss_fn()
+        owners["variables"] = list(scope.assigned.values())
+        owners["feeds"] = list(scope.touched.values())
+        changes = [scope.state_mapping[id(v)] for v in owners["variables"]], [scope.cell(f) for f in owners["feeds"]]
+        return (result[0] if has_aux else result), (result, changes)
+
+    (_, (result, (values, cells))), slopes = jax.value_and_grad(loss, has_aux=True)([v.value for v in variables])
+    for variable, value in zip(owners["variables"], values, strict=True):
+        variable.assign(value)
+    if trace is not None:
+        for owner, cell in zip(owners["feeds"], cells, strict=True):
+            trace.scope.set_cell(owner, cell)
+    return result, slopes
+
+
+def gradients(loss_fn: Callable[[], Any], variables: Sequence[Any]) -> list[Any]:
+    """The gradients of `loss_fn()` with respect to `variables`, as in `value_and_gradients`."""
+    return value_and_gradients(loss_fn, variables)[1]
+
+
+def minimize(optimizer: Any, loss_fn: Callable[[], Any], variables: Sequence[Any]) -> Any:
+    """One update of `variables`; gives the loss before it.
+
+    On several replicas gradients are summed, or averaged by a `CrossReplicaOptimizer`, before they are applied. With a
+    `LossScaleOptimizer` the loss is scaled, and the true loss is given back.
+    """
+
+    def scaled() -> tuple[Any, Any]:
+        loss = loss_fn()
+        return optimizer.scale_loss(loss), loss
+
+    variables = list(variables)
+    if not optimizer.built:
+        optimizer.build(variables)
+    (_, loss), slopes = value_and_gradients(scaled, variables, has_aux=True)
+    optimizer.apply(slopes, variables)
+    return loss

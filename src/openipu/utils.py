@@ -1,0 +1,153 @@
+"""Small things that scripts know as `ipu.utils`, and the names of `ipu.config` that they also look for here."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from openipu.config import (
+    DeviceConnectionType,
+    ExecutionProfileType,
+    IPUConfig,
+    MergeRemoteBuffersBehaviour,
+    SchedulingAlgorithm,
+    SelectionOrder,
+    StochasticRoundingBehaviour,
+    configure_ipu_system,
+    get_ipu_config,
+    reset_ipu_configuration,
+    running_on_ipu_model,
+)
+from openipu.config.notices import name_once
+
+__all__ = [
+    "DeviceConnectionType",
+    "ExecutionProfileType",
+    "IPUConfig",
+    "MergeRemoteBuffersBehaviour",
+    "SchedulingAlgorithm",
+    "SelectionOrder",
+    "StochasticRoundingBehaviour",
+    "auto_select_ipus",
+    "configure_ipu_system",
+    "create_ipu_config",
+    "get_ipu_config",
+    "get_num_of_ipus_in_device",
+    "move_variable_initialization_to_cpu",
+    "reset_ipu_configuration",
+    "reset_ipu_seed",
+    "running_on_ipu_model",
+    "select_ipus",
+    "set_recomputation_options",
+]
+
+
+def get_num_of_ipus_in_device(ipu_device: str = "/device:IPU:0", device: str = "cpu") -> int:
+    """The number of devices of a system. `device` is where the original keeps its configuration: always the host."""
+    from openipu.engine import devices
+    from openipu.engine.where import ordinal_of
+
+    del device
+    return len(devices.system(ordinal_of(ipu_device)).devices)
+
+
+def reset_ipu_seed(
+    seed: int,
+    device: str = "/device:IPU:0",
+    cpu_device: str = "cpu",
+    experimental_identical_replicas: bool = False,
+) -> None:
+    """Start all random sequences anew: what layers made from now on draw (first weights, dropout), shuffling, numpy.
+
+    Layers that are there already have their own sequences, which are part of the model's state and go on.
+
+    Args:
+        seed: A whole number.
+        device: A system's name; sequences belong to models and not to systems, so all of them start anew.
+        cpu_device: Accepted for scripts that give it.
+        experimental_identical_replicas: Accepted for scripts that give it: random numbers belong to samples here, so
+            replicas draw different ones for different samples.
+    """
+    from openipu.engine.where import ordinal_of
+
+    import keras
+
+    del cpu_device
+    ordinal_of(device)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError(f"`seed` is {seed!r}. Give a whole number.")
+    if experimental_identical_replicas:
+        name_once({"experimental_identical_replicas": "random numbers belong to samples, not to replicas"})
+    keras.utils.set_random_seed(seed % 2**32)
+
+
+def move_variable_initialization_to_cpu(graph: Any = None) -> None:
+    """Nothing: variables are always initialised on the host. Scripts for graphs call it."""
+    if graph is not None:
+        raise ValueError("There are no graphs here, so none can be given. Call this without arguments, or not at all.")
+
+
+# --- the configuration of scripts older than `IPUConfig` --------------------------------------------------------------
+
+_OLD = {
+    "always_rearrange_copies_on_the_host": "experimental.always_rearrange_copies_on_the_host",
+    "merge_infeed_io_copies": "optimizations.merge_infeed_io_copies",
+    "disable_graph_outlining": "optimizations.enable_graph_outlining",
+    "max_scheduler_lookahead_depth": "scheduling.maximum_scheduler_lookahead_depth",
+    "max_scheduler_search_space_size": "scheduling.maximum_scheduler_search_space_size",
+    "prefetch_data_streams": "optimizations.prefetch_data_streams",
+    "selection_order": "selection_order",
+}
+"""Arguments of `create_ipu_config` that options of `IPUConfig` have replaced."""
+_REPORTS = (
+    "profiling", "enable_ipu_events", "use_poplar_text_report", "use_poplar_cbor_report", "profile_execution",
+    "enable_poplar_serialized_graph", "report_every_nth_execution", "max_report_size", "report_directory",
+    "scheduler_selection", "disable_graph_convolution_caching", "enable_experimental_remote_buffer_embedding",
+)  # fmt: skip
+"""Arguments that belong to the original's compiler and its reports."""
+
+
+def create_ipu_config(**options: Any) -> IPUConfig:
+    """An `IPUConfig` from the arguments of the function that came before it.
+
+    Those that have an option in `IPUConfig` set it; those about the original's reports and compiler are named once.
+    """
+    unknown = sorted(set(options) - {*_OLD, *_REPORTS})
+    if unknown:
+        raise TypeError(f"create_ipu_config has no arguments {unknown}. Use `IPUConfig` and its options.")
+    config = IPUConfig()
+    for name, value in options.items():
+        if name in _OLD and value is not None:
+            _set(config, _OLD[name], not value if name == "disable_graph_outlining" else value)
+    vain = [name for name in _REPORTS if options.get(name)]
+    name_once({f"create_ipu_config({name}=)": "it belongs to the original's compiler and its reports" for name in vain})
+    return config
+
+
+def auto_select_ipus(opts: IPUConfig, num_ipus: int | Sequence[int]) -> IPUConfig:
+    """A copy of the configuration that uses so many devices."""
+    return _with(opts, "auto_select_ipus", num_ipus)
+
+
+def select_ipus(opts: IPUConfig, indices: int | Sequence[int]) -> IPUConfig:
+    """A copy of the configuration that uses these devices."""
+    return _with(opts, "select_ipus", indices)
+
+
+def set_recomputation_options(opts: IPUConfig, allow_recompute: bool = True) -> IPUConfig:
+    """A copy of the configuration that computes activations again in the backward pass, instead of keeping them."""
+    return _with(opts, "allow_recompute", allow_recompute)
+
+
+def _with(config: IPUConfig, name: str, value: Any) -> IPUConfig:
+    changed = copy.deepcopy(config)
+    _set(changed, name, value)
+    return changed
+
+
+def _set(config: Any, path: str, value: Any) -> None:
+    *parents, name = path.split(".")
+    for parent in parents:
+        config = getattr(config, parent)
+    setattr(config, name, value)
