@@ -12,7 +12,8 @@ import openipu  # noqa: F401 - chooses Keras' backend
 import keras
 import numpy as np
 from keras import layers, ops
-from tests.zoo import Scaled
+
+from zoo import Scaled
 
 BATCH = 4
 

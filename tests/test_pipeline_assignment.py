@@ -22,7 +22,8 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
-from tests.zoo import KERAS_WARNINGS
+
+from zoo import KERAS_WARNINGS
 
 pytestmark = KERAS_WARNINGS
 PipelineStage = ipu.keras.PipelineStage
@@ -588,7 +589,6 @@ POPLAR = ipu.ops.pipelining_ops.PipelineStageOptions()
         ({"accumulate_outfeed": "yes"}, ValueError, "True or False"),
         ({"gradient_accumulation_reduction_method": "max"}, ValueError, "SUM, MEAN, RUNNING_MEAN"),
         ({"gradient_accumulation_dtype": "float17"}, ValueError, "float17"),
-        ({"gradient_accumulation_dtype": lambda v: "float16" if v.ndim == 1 else None}, ValueError, "one dtype"),
         ({"pipeline_schedule": 7}, TypeError, "7, which is no schedule"),
         ({"pipeline_schedule": Bursts}, TypeError, r"Make one: Bursts\(\)"),
         ({"pipeline_schedule": "Groupd"}, ValueError, "Did you mean 'Grouped'"),
@@ -641,10 +641,17 @@ def test_what_means_nothing_here_is_named_once(caplog: pytest.LogCaptureFixture,
 
 def test_a_dtype_for_each_variable() -> None:
     model = stack()
+
+    def found() -> Accumulation:
+        return rules.one_dtype(options(model).accumulation.of_weights(model.trainable_variables))
+
     model.set_pipelining_options(gradient_accumulation_dtype=lambda _: "bfloat16")
-    assert options(model).accumulation.dtype == "bfloat16"
+    assert found().dtype == "bfloat16"
+    model.set_pipelining_options(gradient_accumulation_dtype=lambda v: "float16" if len(v.shape) == 1 else None)
+    with pytest.raises(ValueError, match=r"float16, float32.*in one dtype"):
+        found()
     model.set_pipelining_options(gradient_accumulation_dtype=np.float32)
-    assert options(model).accumulation.dtype == "float32"
+    assert found().dtype == "float32"
 
 
 # --- rules of a plan -------------------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
-from tests import pipeline_zoo as zoo
-from tests.zoo import policy
+
+import pipeline_zoo as zoo
+from zoo import policy
 
 
 def make(name: str) -> tuple[keras.Model, Any]:

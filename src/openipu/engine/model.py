@@ -836,10 +836,28 @@ def _autocast(layers: Sequence[Any]) -> Iterator[None]:
         yield
 
 
-def build_shapes(model: Any) -> Any:
-    """The shapes of the inputs with which a subclassed model was built, or None."""
-    shapes = model._build_shapes_dict or {}
-    return next(iter(shapes.values()), None)
+def note_inputs(model: Any, inputs: Any) -> None:
+    """Keep shapes and dtypes of the inputs that a model is first called with, for `noted_inputs`."""
+    if _INPUTS not in vars(model) and not has_graph(model):
+        leaves = keras.tree.flatten(inputs)
+        if leaves and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves):
+            vars(model)[_INPUTS] = keras.tree.map_structure(_symbol_like, inputs)
+
+
+def noted_inputs(model: Any) -> Any:
+    """Symbols for the inputs with which a subclassed model was first called or built, or None."""
+    if _INPUTS in vars(model):
+        return vars(model)[_INPUTS]
+    shapes = next(iter((model._build_shapes_dict or {}).values()), None)
+    if shapes is None:
+        return None
+    # Code that asks for the number of rows wants a number.
+    return keras.tree.map_shape_structure(lambda shape: keras.KerasTensor((shape[0] or 1, *shape[1:])), shapes)
+
+
+def _symbol_like(value: Any) -> Any:
+    shape = tuple(value.shape)
+    return keras.KerasTensor((shape[0] or 1, *shape[1:]), keras.backend.standardize_dtype(value.dtype))
 
 
 # --- graph of a model's own `call` -----------------------------------------------------------------------------------
@@ -991,7 +1009,7 @@ def is_symbolic(value: Any) -> bool:
 
 # --- stages given by `PipelineStage` ---------------------------------------------------------------------------------
 
-_STAGE, _OPENS = "_openipu_stage", "_openipu_opens_stages"
+_STAGE, _OPENS, _INPUTS = "_openipu_stage", "_openipu_opens_stages", "_openipu_inputs"
 _marks = threading.local()
 _marking_lock = threading.Lock()
 _marking_users: list[object] = []

@@ -126,7 +126,7 @@ def graph_of(model: Any, input_spec: Any = None, training: bool = False) -> Grap
     Args:
         model: A Functional, Sequential or subclassed Keras model.
         input_spec: Needed where the model's `call` has to be traced: the inputs, or anything in their structure with
-            `shape` and `dtype`. Such a graph holds for these shapes. By default those with which the model was built.
+            `shape` and `dtype`. Such a graph holds for these shapes. By default those of the model's first call.
         training: The mode in which `call` is traced.
     """
     if keras_model.replaces_call(model):
@@ -145,20 +145,19 @@ def graph_of(model: Any, input_spec: Any = None, training: bool = False) -> Grap
 
 
 def _trace(model: Any, spec: Any, training: bool) -> keras_model.Recording:
-    spec = spec if spec is not None else _built_spec(model)
+    spec = spec if spec is not None else _noted(model)
     symbols = keras.tree.map_structure(lambda leaf: keras.KerasTensor(leaf.shape, _dtype(leaf)), spec)
     return keras_model.traced(model, (symbols,), {"training": training} if keras_model.takes_training(model) else {})
 
 
-def _built_spec(model: Any) -> Any:
-    shapes = keras_model.build_shapes(model)
-    if shapes is None:
+def _noted(model: Any) -> Any:
+    inputs = keras_model.noted_inputs(model)
+    if inputs is None:
         raise RuntimeError(
-            f"The stages of model {model.name!r} are not known before it is built. Call `model.build(input_shape)`, or "
-            "call the model on a batch."
+            f"The stages of model {model.name!r} are not known before it is built. Call the model on a batch, or train "
+            "it without stages first."
         )
-    # Code that asks for the number of rows wants a number.
-    return keras.tree.map_shape_structure(lambda shape: keras.KerasTensor((shape[0] or 1, *shape[1:])), shapes)
+    return inputs
 
 
 def _dtype(leaf: Any) -> str:

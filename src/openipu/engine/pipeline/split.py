@@ -79,25 +79,26 @@ _variants: WeakKeyDictionary[Graph, dict[Any, tuple[Stage, ...]]] = WeakKeyDicti
 
 def _for_shapes(stage: Stage, inputs: Any, flat: Sequence[Any]) -> Stage:
     """The same stage, traced again where the trace was for inputs of other shapes (a last, smaller batch)."""
-    graph, shapes = stage.graph, tuple(tuple(value.shape) for value in flat)
-    fits = all(_fits(tensor.shape, shape) for tensor, shape in zip(graph.inputs, shapes, strict=True))
-    if not graph.traced or fits:
+    graph = stage.graph
+    if not graph.traced or all(_fits(tensor, value) for tensor, value in zip(graph.inputs, flat, strict=True)):
         return stage
+    shapes = tuple((tuple(value.shape), str(value.dtype)) for value in flat)
     variants = _variants.setdefault(graph, {})
     if shapes not in variants:
         again = graph_of(graph.model, inputs, graph.training)
-        if [str(node) for node in again.nodes if node.is_layer] != [str(n) for n in graph.nodes if n.is_layer]:
+        if [node.key for node in again.nodes if node.is_layer] != [n.key for n in graph.nodes if n.is_layer]:
             raise ValueError(
-                f"`call` of model {graph.model.name!r} uses other layers for inputs of shapes {shapes} than for "
-                f"{tuple(t.shape for t in graph.inputs)}. A pipelined model uses the same ones for all shapes."
+                f"`call` of model {graph.model.name!r} uses other layers for inputs {shapes} than for "
+                f"{tuple((t.shape, t.dtype) for t in graph.inputs)}. A pipelined model uses the same ones for all."
             )
         known = {node.key: s for node, s in zip(graph.nodes, stage.cut, strict=True)}
         variants[shapes] = split(again, [known.get(node.key, node.stage) for node in again.nodes])
     return variants[shapes][stage.index]
 
 
-def _fits(traced: Sequence[int | None], shape: Sequence[int]) -> bool:
-    return len(traced) == len(shape) and all(a in (None, b) for a, b in zip(traced, shape, strict=True))
+def _fits(traced: Tensor, value: Any) -> bool:
+    same = len(traced.shape) == len(value.shape) and keras.backend.standardize_dtype(value.dtype) == traced.dtype
+    return same and all(a in (None, b) for a, b in zip(traced.shape, value.shape, strict=True))
 
 
 def run_node(node: Node, values: dict[int, Any], training: bool) -> None:
