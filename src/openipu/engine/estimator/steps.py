@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from openipu.engine import model as keras_model
@@ -58,8 +58,7 @@ def make_program(plan: Plan, place: Place, options: Options, outbox: Outbox, nam
         step, metrics = Step(_predict_micro(plan), None, "all"), list
     step = keras_model.on_replicas(step, place)
     # The loop traces a step several times for one program; a function that is jitted is traced once per shape.
-    micro = jax.jit(step.micro, inline=True)
-    step = Step(micro, step.update, step.collect, step.finish, step.begin, step.needs_all)
+    step = replace(step, micro=jax.jit(step.micro, inline=True))
     loop = Loop(f"{name}_{mode}", step, place, options.accumulation, spread)
     return Program(plan, loop, spread, place, options, outbox, metrics)
 
