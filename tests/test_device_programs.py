@@ -151,9 +151,7 @@ def test_training_equals_fit(replicas):
 
     plain = small_model(0.3)
     plain.compile(keras.optimizers.Adam(0.01), "mse")
-    history = plain.fit(
-        x.reshape(-1, 3), y.reshape(-1, 1), batch_size=4 * replicas, shuffle=False, verbose=0
-    )
+    history = plain.fit(x.reshape(-1, 3), y.reshape(-1, 1), batch_size=4 * replicas, shuffle=False, verbose=0)
     for a, b in zip(model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(metric.result(), history.history["loss"][0], rtol=1e-5)
