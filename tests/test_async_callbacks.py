@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import Any
@@ -12,6 +13,7 @@ import jax
 import keras
 import numpy as np
 import pytest
+
 from replication import configure_all, programs, strategy
 from zoo import KERAS_WARNINGS
 
@@ -40,6 +42,7 @@ class Told(keras.callbacks.Callback):
         self._look = look
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        del logs
         self.begun.append(batch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -52,12 +55,15 @@ class Told(keras.callbacks.Callback):
     on_test_batch_end = on_predict_batch_end = on_train_batch_end
 
 
+def small_model() -> Any:
+    hidden = [keras.layers.Dense(6, activation="relu"), keras.layers.Dropout(0.2)]
+    return keras.Sequential([keras.Input((4,)), *hidden, keras.layers.Dense(1)])
+
+
 def make_model(replicas: int = 1, *, live: bool, steps: int = 10, accumulate: int = 1, model: Any = None) -> Any:
     keras.utils.set_random_seed(1)
     with strategy(replicas).scope():
-        model = model() if model else keras.Sequential(
-            [keras.Input((4,)), keras.layers.Dense(6, activation="relu"), keras.layers.Dropout(0.2), keras.layers.Dense(1)]
-        )  # fmt: skip
+        model = (model or small_model)()
     model.set_asynchronous_callbacks(live)
     model.set_gradient_accumulation_options(accumulate)
     model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"], steps_per_execution=steps)
@@ -251,7 +257,7 @@ def test_batches_are_read_as_far_ahead_as_asked():
     model.set_infeed_queue_options(prefetch_depth=8)
     fit(model, x=batches(), y=None, batch_size=None, epochs=1, look=lambda *_: seen.append(len(read)))
     assert seen[0] == 2 + 8
-    assert max(b - a for a, b in zip(seen, seen[1:], strict=False)) <= 2
+    assert max(b - a for a, b in itertools.pairwise(seen)) <= 2
 
 
 def test_options_are_saved_with_the_model(tmp_path):

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
+
 from replication import SYSTEMS, configure_all, strategy
 from zoo import KERAS_WARNINGS
 
@@ -41,7 +42,7 @@ def feeds(dataset: Any, replicas: int = 1, **settings: Any) -> tuple[IPUInfeedQu
 
 
 def through(infeed: Any, outfeed: Any, count: int) -> None:
-    ipu.loops.repeat(count, lambda x: outfeed.enqueue(x), [], infeed)
+    ipu.loops.repeat(count, outfeed.enqueue, [], infeed)
 
 
 def while_more(infeed: Any, outfeed: Any, count: Any) -> None:
@@ -81,7 +82,7 @@ def test_elements_come_in_order_and_programs_go_on_where_the_last_one_stopped(co
 def test_the_end_of_the_data_is_an_error_that_loses_nothing(copy):
     infeed, outfeed = feeds(lambda: numbers(5))
     assert copy(infeed, outfeed, 3).ravel().tolist() == [0, 1, 2]
-    with pytest.raises(OutOfRangeError, match="2 are left|has taken 2 elements"):
+    with pytest.raises(OutOfRangeError, match=r"2 are left|has taken 2 elements"):
         copy(infeed, outfeed, 3)
     assert isinstance(infeed.initializer, program.Operation)
     outfeed.dequeue()
@@ -152,16 +153,16 @@ def test_kinds_of_datasets():
     }
     for name, dataset in datasets.items():
         infeed, outfeed = feeds(dataset)
-        strategy(1).run(
-            lambda infeed=infeed, outfeed=outfeed: ipu.loops.repeat(
-                4, lambda x, y: outfeed.enqueue({"x": x, "y": y}), [], infeed
-            )
-        )
+        strategy(1).run(pairs_through, (infeed, outfeed))
         got = outfeed.dequeue()
         assert got["y"][:, 0].tolist() == [0, 1, 2, 3], name
         np.testing.assert_array_equal(got["x"], [x for x, _ in pairs])
         assert infeed.number_of_tuple_elements == 2
         assert infeed.dequeued
+
+
+def pairs_through(infeed: Any, outfeed: Any) -> None:
+    ipu.loops.repeat(4, lambda x, y: outfeed.enqueue({"x": x, "y": y}), [], infeed)
 
 
 def test_dicts_become_keyword_arguments_and_dtypes_those_of_devices():
@@ -446,16 +447,16 @@ def test_errors_of_infeed_queues():
     with pytest.raises(RuntimeError, match="outside of a device program"):
         queue._dequeue()
     with pytest.raises(ValueError, match="belongs to system 0, but the program runs on system 1"):
-        strategy(SYSTEMS[1]).run(lambda: ipu.loops.repeat(1, lambda x: None, [], queue))
-    strategy(1).run(lambda: ipu.loops.repeat(1, lambda x: None, [], queue))
+        strategy(SYSTEMS[1]).run(lambda: ipu.loops.repeat(1, lambda _: None, [], queue))
+    strategy(1).run(lambda: ipu.loops.repeat(1, lambda _: None, [], queue))
     _ = queue.deleter
     with pytest.raises(NotFoundError, match="was deleted"):
-        strategy(1).run(lambda: ipu.loops.repeat(1, lambda x: None, [], queue))
+        strategy(1).run(lambda: ipu.loops.repeat(1, lambda _: None, [], queue))
 
 
 def test_a_dataset_without_shapes_is_refused():
     tf = pytest.importorskip("tensorflow")
-    with pytest.raises(ValueError, match="not fully defined.*drop_remainder=True"):
+    with pytest.raises(ValueError, match=r"not fully defined.*drop_remainder=True"):
         IPUInfeedQueue(tf.data.Dataset.range(10).batch(3))
 
 
@@ -476,7 +477,7 @@ def test_errors_of_iterators():
 def test_errors_of_outfeed_queues():
     with pytest.raises(ValueError, match="`outfeed_mode` is 'all'"):
         IPUOutfeedQueue("all")
-    with pytest.raises(ValueError, match="`device_ordinal` is 1.0"):
+    with pytest.raises(ValueError, match=r"`device_ordinal` is 1\.0"):
         IPUOutfeedQueue(device_ordinal=1.0)
     for depth in (0, -1, 2.5):
         with pytest.raises(ValueError, match="`buffer_depth` is"):

@@ -107,7 +107,8 @@ class Source:
     def slab_bytes(self, count: int) -> int:
         """Bytes that a slab takes on each replica."""
         leaves = jax.tree.leaves(self.elements.spec)
-        return count * sum(int(np.dtype(a.dtype).itemsize) * math.prod(a.shape) for a in leaves)
+        size: int = sum(np.dtype(a.dtype).itemsize * math.prod(a.shape) for a in leaves)
+        return count * size
 
     def begin(self, replicas: int) -> None:
         """A program that fetches starts to run."""

@@ -124,9 +124,7 @@ class DeviceProgram:
             with trace.active(), self._environment(trace):
                 positional, named = call.args(arrays)
                 result = jax.tree.map(jnp.asarray, self._fn(*positional, **named))
-                flushed = [
-                    feed.outlet.flush(scope.cell(feed), replicas.index()) for feed, _ in needs.outfeeds.values()
-                ]
+                flushed = [feed.outlet.flush(scope.cell(feed), replicas.index()) for feed, _ in needs.outfeeds.values()]
                 new = [scope.state_mapping[id(v)] for v in needs.state]
             taken = [jnp.reshape(scope.cell(feed).taken, (1,)) for feed in needs.fetched]
             # Who waits for these waits for the last visit of every replica.
