@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -148,6 +149,41 @@ def test_gradients_accumulate_in_the_asked_type() -> None:
     assert 1e-6 < difference < 1e-2
 
 
+@pytest.mark.parametrize("how", ["options", "optimizer"])
+def test_the_type_to_accumulate_in_may_depend_on_the_weight(how: str, tmp_path: Any) -> None:
+    """Kernels in float16, as a sum in float16 shows, and biases (None) in their own type."""
+
+    def dtype(variable: Any) -> Any:
+        return "float16" if variable.name == "kernel" else None
+
+    x, y = zoo.numbers(16)
+    changes = []
+    for chosen in (None, "float16", dtype):
+        model = made(1, 4)
+        if how == "options":
+            model.set_gradient_accumulation_options(4, dtype=chosen)
+        else:
+            model.set_gradient_accumulation_options(1)
+            optimizer = ipu.optimizers.GradientAccumulationOptimizerV2(keras.optimizers.SGD(0.05), 4, dtype=chosen)
+            model.compile(optimizer, "mse", steps_per_execution=4)
+        before = model.get_weights()
+        model.fit(x, y, batch_size=4, verbose=0, shuffle=False)
+        changes.append([a - b for a, b in zip(model.get_weights(), before, strict=True)])
+    own, half, mixed = changes
+    for kernel, bias in ((0, 1), (2, 3)):
+        np.testing.assert_array_equal(mixed[kernel], half[kernel])
+        np.testing.assert_array_equal(mixed[bias], own[bias])
+        assert np.abs(half[kernel] - own[kernel]).max() > 0
+    if how == "options":
+        model.save(tmp_path / "model.keras")
+        with replication.strategy(1).scope():
+            loaded = keras.models.load_model(tmp_path / "model.keras")
+        assert loaded._ipu_session.options.accumulation.dtype == ("float16", "float32") * 2
+    else:
+        with pytest.raises(ValueError, match=r"is the function .* cannot be saved"):
+            model.optimizer.get_config()
+
+
 # --- programs --------------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +223,23 @@ def test_one_all_reduce_per_update(method: str, steps: int) -> None:
     everything = [line for instructions in parts.values() for line in instructions]
     assert set(replication.collectives(everything)) == {"all-reduce"}
     assert len(replication.collectives(everything)) <= 1 + 4 + 2
+
+
+def test_small_gradients_are_exchanged_in_one_piece() -> None:
+    """Replicas on a CPU meet for each array of an all-reduce. Of ten weights here, one is large."""
+
+    def make() -> keras.Model:
+        return keras.Sequential([keras.Input((6,)), *[layers.Dense(4) for _ in range(4)], layers.Dense(1200)])
+
+    model = made(2, 1, make=make, steps_per_execution=2)
+    x, _ = zoo.numbers(16)
+    model.fit(x, np.zeros((16, 1200), "float32"), batch_size=4, verbose=0)
+    [program] = replication.programs(model)
+    parts = replication.computations(program.as_text())
+    [update] = replication.loops(parts)
+    [reduction] = [line for line in parts[update] if " all-reduce(" in line]
+    shapes = re.findall(r"f32\[([\d,]*)\]", reduction.split(" all-reduce(")[0])
+    assert sorted(shapes) == sorted(["4,1200", str(6 * 4 + 3 * 16 + 4 * 4 + 1200)])
 
 
 def test_one_replica_has_no_collectives() -> None:

@@ -2,15 +2,31 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+from openipu import _stand_in
+
+import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 DENSE = ["--samples", "2010", "--test-samples", "500", "--steps-per-epoch", "200", "--epochs", "3"]
 CNN = ["--samples", "805", "--test-samples", "100", "--batch-size", "8", "--epochs", "2"]
+
+CIFAR = ["--batch-size", "16", "--epochs", "2"]
+ESTIMATOR = ["--batch-size", "13", "--batches-per-step", "4", "--epochs", "2.5", "--log-interval", "0.01"]
+
+SMALL_CIFAR = {
+    "cifar10/cifar10_ipu_estimator.py": CIFAR,
+    "cifar10/cifar10_ipu_strategy.py": CIFAR,
+    "cifar10/cifar10_estimator_replica.py": [*CIFAR, "--ipus", "2"],
+    "ipu_estimator_cnn/ipu_estimator_cnn.py": ESTIMATOR,
+}
+"""Scripts without an option for fewer images: they are given a small `cifar10.npz`."""
+MODULES = {"cifar10/cifar10.py"}
 
 COMMANDS = {
     "mnist/mnist.py": [*DENSE, "--steps-per-execution", "50"],
@@ -21,26 +37,31 @@ COMMANDS = {
     "keras_tutorial/completed_demos/completed_demo_replicated.py": CNN,
     "infeed_outfeed.py": ["--samples", "1000", "--test-samples", "200", "--epochs", "2", "--replicas", "2"],
     "gradient_accumulation.py": ["--samples", "1000", "--test-samples", "200", "--epochs", "2", "--replicas", "2"],
+    "resume.py": ["--samples", "2000", "--test-samples", "200", "--epochs", "3", "--steps-per-execution", "10"],
 }
 
 
-def example(name: str, *arguments: str) -> str:
+def example(name: str, *arguments: str, data: str = "stand-in", ends: int = 0) -> str:
     """What it prints; it must end well, without a warning except the one about the stand-in data."""
+    result = run_example(name, *arguments, data=data)
+    assert result.returncode == ends, result.stderr
+    assert ("STAND-IN DATA" in result.stderr) == (data == "stand-in")
+    unexpected = [line for line in result.stderr.splitlines() if "Warning" in line and "StandIn" not in line]
+    assert not unexpected
+    return result.stdout
+
+
+def run_example(name: str, *arguments: str, data: str = "stand-in") -> subprocess.CompletedProcess[str]:
     # The backend is left to `import openipu`, as it is for a user.
     environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
-    result = subprocess.run(
+    return subprocess.run(
         [sys.executable, str(EXAMPLES / name), *arguments],
-        env={**environment, "OPENIPU_DATA": "stand-in"},
+        env={**environment, "OPENIPU_DATA": data},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
-    assert result.returncode == 0, result.stderr
-    assert "STAND-IN DATA" in result.stderr
-    unexpected = [line for line in result.stderr.splitlines() if "Warning" in line and "StandIn" not in line]
-    assert not unexpected
-    return result.stdout
 
 
 def losses(output: str) -> list[float]:
@@ -65,13 +86,80 @@ def assert_learned(output: str, arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_example_learns(name):
-    output = example(name, *COMMANDS[name])
+def test_example_learns(name, tmp_path):
+    folder = ["--folder", str(tmp_path / "whole")] if name == "resume.py" else []
+    output = example(name, *COMMANDS[name], *folder)
     assert_learned(output, COMMANDS[name])
+    if name == "resume.py":
+        arguments = [*COMMANDS[name], "--folder", str(tmp_path / "crashed")]
+        example(name, *arguments, "--crash-after", "15", ends=-signal.SIGKILL)
+        assert example(name, *arguments).splitlines()[-2:] == output.splitlines()[-2:]
     if name == "gradient_accumulation.py":
         difference = re.search(r"^Largest difference between any two weights: (\S+)$", output, re.MULTILINE)
         assert difference is not None
         assert float(difference.group(1)) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def small_cifar(tmp_path_factory):
+    """A folder with a few images under the name of the real data."""
+    folder = tmp_path_factory.mktemp("data")
+    parts = {"train": _stand_in.shapes("train", 320), "test": _stand_in.shapes("test", 70)}
+    arrays = {f"{name}_{part}": array for part, pair in parts.items() for name, array in zip("xy", pair, strict=True)}
+    np.savez(folder / "cifar10.npz", **arrays)
+    return str(folder)
+
+
+# Compiling this network takes most of the time, so the default run has one of them.
+slow = pytest.mark.slow
+CIFAR_SCRIPTS = [name for name in SMALL_CIFAR if name.startswith("cifar10/")]
+
+
+@pytest.mark.parametrize("name", [CIFAR_SCRIPTS[0], *(pytest.param(name, marks=slow) for name in CIFAR_SCRIPTS[1:])])
+def test_cifar10(name, small_cifar):
+    output = example(name, *SMALL_CIFAR[name], data=small_cifar)
+    accuracy = re.search(r"^Validation accuracy: ([\d.]+)%$", output, re.MULTILINE)
+    loss = re.search(r"^Validation loss: ([\d.]+)$", output, re.MULTILINE)
+    assert accuracy is not None
+    assert loss is not None
+    assert 0 <= float(accuracy[1]) <= 100
+    assert float(loss[1]) < 2.4, "ten classes begin at 2.3; it must not have grown"
+
+
+@slow
+def test_estimator_cnn(small_cifar, tmp_path):
+    """Odd sizes, reports, event files; then testing the checkpoint alone gives the same, and training goes on."""
+    name, folder = "ipu_estimator_cnn/ipu_estimator_cnn.py", str(tmp_path / "model")
+    output = example(name, *ESTIMATOR, "--model-dir", folder, "--profile", data=small_cifar)
+    # 2.5 epochs of 320 images in batches of 13 are 61 steps, and then whole executions of 4 with one step more.
+    assert "Training on 832 examples" in output
+    assert "Evaluating on 52 examples" in output
+    assert re.search(r"^Took [\d.]+ seconds to compile and run, to step 64$", output, re.MULTILINE)
+    results = re.findall(r"^Test (?:loss: [\d.]+|accuracy: [\d.]+%)$", output, re.MULTILINE)
+    assert len(results) == 2
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert {"train_report.txt", "eval_report.txt", "checkpoints"} < names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    again = example(name, *ESTIMATOR, "--model-dir", folder, "--test-only", data=small_cifar)
+    assert all(result in again for result in results)
+    assert "Training" not in again
+    more = run_example(name, *ESTIMATOR, "--model-dir", folder, "--train-only", data=small_cifar)
+    assert "to step 128" in more.stdout
+    assert "Evaluating" not in more.stdout
+    assert "Training loss: " in more.stderr
+
+
+@slow
+def test_estimator_cnn_with_generated_data(tmp_path):
+    arguments = ["--generated-data", "--batch-size", "64", "--batches-per-step", "2", "--epochs", "0.005"]
+    name = "ipu_estimator_cnn/ipu_estimator_cnn.py"
+    result = run_example(name, *arguments, "--train-only", "--model-dir", str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert "STAND-IN" not in result.stderr
+    assert "Training on 256 examples" in result.stdout
+    refused = run_example(name, "--test-only")
+    assert refused.returncode == 2
+    assert "--test-only needs --model-dir" in refused.stderr
 
 
 def test_tf_data_variant():
@@ -82,7 +170,7 @@ def test_tf_data_variant():
 
 def test_every_example_is_run_and_short():
     scripts = {str(path.relative_to(EXAMPLES)): path for path in EXAMPLES.rglob("*.py")}
-    assert set(scripts) == set(COMMANDS)
+    assert set(scripts) == {*COMMANDS, *SMALL_CIFAR, *MODULES}
     for name, path in scripts.items():
         assert len(path.read_text().splitlines()) < 150, name
         assert "/" not in name or (EXAMPLES / name.split("/")[0] / "README.md").exists()

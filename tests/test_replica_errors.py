@@ -129,25 +129,54 @@ def test_an_error_leaves_the_model_usable() -> None:
     assert int(model.optimizer.iterations.numpy()) == 2
 
 
-# --- what is allowed, though it was not everywhere -------------------------------------------------------------------
+class Scale(layers.Layer):
+    """Has a weight, and uses it in one of several ways."""
 
+    def __init__(self, how: str, regularizer: Any = None) -> None:
+        super().__init__()
+        self.how, self.regularizer = how, regularizer
 
-class Unused(layers.Layer):
     def build(self, shape: Any) -> None:
         del shape
-        self.scale = self.add_weight(shape=(3,), initializer="ones", name="scale")
+        self.scale = self.add_weight(shape=(1,), initializer="ones", name="scale", regularizer=self.regularizer)
 
     def call(self, inputs: Any) -> Any:
-        return inputs
+        if self.how == "stopped":
+            return inputs * keras.ops.stop_gradient(self.scale)
+        if self.how == "compared":
+            return inputs * keras.ops.cast(self.scale > 0, "float32")
+        return inputs * self.scale if self.how == "used" else inputs
 
 
-def test_a_weight_without_gradient_stays_as_it_is() -> None:
-    """JAX gives a zero gradient, as plain Keras does on this backend."""
-    model = made(make=lambda: keras.Sequential([keras.Input((6,)), Unused(), layers.Dense(1)]))
-    model.set_gradient_accumulation_options(2)
-    model.compile("adam", "mse", steps_per_execution=2)
-    model.fit(*zoo.numbers(32), batch_size=4, verbose=0)
-    np.testing.assert_array_equal(model.layers[0].scale.numpy(), np.ones(3))
+def scaled(how: str, replicas: int = 1, **settings: Any) -> Any:
+    def make() -> keras.Model:
+        return keras.Sequential([keras.Input((6,)), Scale(how, **settings), layers.Dense(1, name="last")])
+
+    model = made(replicas, make)
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize(("how", "replicas"), [("unused", 1), ("unused", 2), ("stopped", 1), ("compared", 1)])
+def test_a_weight_without_gradient_is_named(how: str, replicas: int) -> None:
+    model = scaled(how, replicas)
+    with pytest.raises(ValueError, match=r"1 of 3 trainable weights .*no gradient.*: .*/scale[_0-9]*/scale\. Freeze"):
+        model.fit(*zoo.numbers(8), batch_size=4, verbose=0)
+    before = model.get_weights()
+    model.layers[0].trainable = False
+    model.compile("sgd", "mse")
+    model.fit(*zoo.numbers(8), batch_size=4, verbose=0)
+    np.testing.assert_array_equal(model.layers[0].scale.numpy(), before[0])
+    assert np.abs(model.layers[1].kernel.numpy() - before[1]).max() > 0
+
+
+def test_a_weight_that_only_a_regularizer_uses_has_a_gradient() -> None:
+    model = scaled("unused", regularizer=keras.regularizers.L2(0.1))
+    model.fit(*zoo.numbers(8), batch_size=4, verbose=0)
+    assert float(model.layers[0].scale[0]) < 1
+
+
+# --- what is allowed, though it was not everywhere -------------------------------------------------------------------
 
 
 def test_an_optimizer_with_an_own_apply_sees_reduced_gradients() -> None:

@@ -139,6 +139,23 @@ def test_random_layers_do_not_depend_on_the_number_of_replicas(name: str, replic
     assert any(np.abs(a - b).max() > 1e-4 for a, b in zip(before, weights(many), strict=True))
 
 
+@pytest.mark.parametrize(("replicas", "steps", "rows"), [(4, 1, 27), (2, 2, 35), (4, 1, 17), (2, 2, 18)])
+def test_random_layers_in_the_last_incomplete_update(replicas: int, steps: int, rows: int) -> None:
+    """Micro-batches of some replicas and the tail draw what one device draws for a smaller last batch."""
+
+    def make() -> keras.Model:
+        drops = [layers.Dropout(0.4), layers.GaussianNoise(0.5)]
+        return keras.Sequential([keras.Input((6,)), drops[0], layers.Dense(5, "tanh"), drops[1], layers.Dense(1)])
+
+    x, y = zoo.numbers(rows)
+    options = {"gradient_accumulation_steps_per_replica": steps}
+    one, many = (made(make, r, steps_per_execution=steps, options=options) for r in (1, replicas))
+    for _ in range(2):  # the second time, seeds have to be equal after the first
+        for model, batch in ((one, 4 * replicas), (many, 4)):
+            fit(model, x, y, batch_size=batch)
+        replication.assert_close(weights(many), weights(one))
+
+
 def test_replicas_draw_different_random_numbers() -> None:
     """Equal rows, half of them on each replica: with equal masks the two gradients would be equal."""
 
@@ -385,7 +402,7 @@ def test_a_metric_that_may_not_add_up_is_named(caplog):
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse", metrics=[Largest(), "mae", keras.metrics.RootMeanSquaredError()])
     model.train_on_batch(np.ones((2, 1)), np.ones((2, 1)))
-    keras_model.mention_metrics(model)
+    keras_model.mention_metrics(model.name, model.metrics)
     assert "largest" in caplog.text
     assert "mae" not in caplog.text
     assert "root_mean" not in caplog.text

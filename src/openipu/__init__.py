@@ -15,15 +15,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from openipu import (
+        callbacks,
         config,
         data,
         dataset_benchmark,
         datasets,
         errors,
+        estimator,
         gradient_accumulation,
         ipu_compiler,
+        ipu_estimator,
         ipu_infeed_queue,
         ipu_outfeed_queue,
+        ipu_run_config,
+        ipu_session_run_hooks,
         ipu_strategy,
         keras,
         loops,
@@ -34,26 +39,39 @@ if TYPE_CHECKING:
         training,
         utils,
     )
-    from openipu.ops import all_to_all_op, cross_replica_ops, reduce_scatter_op, replication_ops, within_replica_ops
+    from openipu.ops import (
+        all_to_all_op,
+        cross_replica_ops,
+        pipelining_ops,
+        reduce_scatter_op,
+        replication_ops,
+        within_replica_ops,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
     "all_to_all_op",
+    "callbacks",
     "config",
     "cross_replica_ops",
     "data",
     "dataset_benchmark",
     "datasets",
     "errors",
+    "estimator",
     "gradient_accumulation",
     "ipu_compiler",
+    "ipu_estimator",
     "ipu_infeed_queue",
     "ipu_outfeed_queue",
+    "ipu_run_config",
+    "ipu_session_run_hooks",
     "ipu_strategy",
     "keras",
     "loops",
     "ops",
     "optimizers",
+    "pipelining_ops",
     "reduce_scatter_op",
     "replication_ops",
     "schedules",
@@ -62,7 +80,14 @@ __all__ = [
     "utils",
     "within_replica_ops",
 ]
-_IN_OPS = {"all_to_all_op", "cross_replica_ops", "reduce_scatter_op", "replication_ops", "within_replica_ops"}
+_IN_OPS = {
+    "all_to_all_op",
+    "cross_replica_ops",
+    "pipelining_ops",
+    "reduce_scatter_op",
+    "replication_ops",
+    "within_replica_ops",
+}
 """Modules of `openipu.ops` that scripts also know at the top."""
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -36,11 +37,20 @@ class Accumulation:
 
     steps: int = 1
     method: Reduction = Reduction.SUM
-    dtype: str | None = None
+    dtype: str | tuple[str, ...] | Callable[[Any], Any] | None = None
+    """One for all weights, one for each, or a function that gives that of a Keras variable."""
 
-    def start(self, weights: Tree) -> Tree:
+    def of_weights(self, variables: Sequence[Any]) -> Accumulation:
+        """This for the weights of a model: with what the function gives in its place, if `dtype` is one."""
+        if not callable(self.dtype):
+            return self
+        names = tuple(floating(self.dtype(v) or v.dtype, f"that of {v.path!r}") for v in variables)
+        return replace(self, dtype=names[0] if len(set(names)) == 1 else names)
+
+    def start(self, weights: list[Any]) -> list[Any]:
         """The accumulators before the first micro-batch."""
-        return jax.tree.map(lambda w: jnp.zeros(w.shape, self.dtype or w.dtype), weights)
+        dtypes: Sequence[Any] = self.dtype if isinstance(self.dtype, tuple) else (self.dtype,) * len(weights)
+        return [jnp.zeros(w.shape, d or w.dtype) for w, d in zip(weights, dtypes, strict=True)]
 
     def add(self, total: Tree, gradients: Tree, position: Any) -> Tree:
         """The accumulators after micro-batch number `position` (from 0) of a full update.
@@ -66,3 +76,18 @@ class Accumulation:
     def strength(self, replicas: int) -> int:
         """How often the mean gradient of its samples goes into a full update."""
         return replicas * (self.steps if self.method is Reduction.SUM else 1)
+
+
+def floating(value: Any, whose: str = "`dtype`") -> str:
+    """The name of a floating dtype."""
+    import keras  # late: users name the methods of reduction before they load Keras
+
+    name = str(keras.backend.standardize_dtype(value))
+    if "float" not in name:
+        raise ValueError(f"{whose} is {name!r}, but gradients are added up in a floating dtype. Give one of those.")
+    return name
+
+
+def dtype_option(value: Any) -> Any:
+    """The dtype to accumulate in as a user gives it: None, a name, a type, or a function of a variable."""
+    return value if value is None or (callable(value) and not isinstance(value, type)) else floating(value)

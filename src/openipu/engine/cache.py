@@ -29,6 +29,7 @@ class Cache:
 
 
 _enabled: Cache | None = None
+_hits: list[int] = []
 
 
 def choose(executable_cache_path: Path | None = None) -> Cache | None:
@@ -61,6 +62,21 @@ def enable(cache: Cache | None) -> None:
         return
     _set_up(config, cache)
     _enabled = cache
+
+
+def hits() -> int:
+    """How many programs came from a cache since this was first asked."""
+    if not _hits:
+        import jax
+
+        _hits.append(0)
+        jax.monitoring.register_event_listener(_count_hit)
+    return _hits[0]
+
+
+def _count_hit(event: str, **_: Any) -> None:
+    if event == "/jax/compilation_cache/cache_hits":
+        _hits[0] += 1
 
 
 def _set_up(config: Any, cache: Cache | None) -> None:

@@ -22,7 +22,7 @@ from jax import lax
 from .accumulate import Accumulation
 from .live import Live
 from .replicate import Replicas
-from .state import State, Step
+from .state import Spot, State, Step
 
 Tree = Any
 Add = Callable[[Tree, Tree], Tree]
@@ -107,23 +107,21 @@ def run_execution(
     replicas, accumulation = layout.replicas, layout.accumulation
     size = accumulation.steps
     me = replicas.index()
-    begin = state
+    begin = state = step.begin(state) if step.begin is not None else state
     batches = counts.steps * replicas.count + counts.extra
 
-    def micro(
-        carry: _Carry, index: Any, batch: Tree, add: Add, active: Any = None, done: Any = None, tells: bool = True
-    ) -> _Carry:
-        """One micro-batch. A replica that is not `active` computes it in vain. `done` batches are done after it."""
+    def micro(carry: _Carry, index: Any, batch: Tree, add: Add, active: Any = None, spot: Spot | None = None) -> _Carry:
+        """One micro-batch, the tail if it has no index. A replica that is not `active` computes it in vain."""
         some = active is not None and replicas.count > 1
-        new, gradients, result = step.micro(carry.state, fetch(resident, batch), *[active] * some)
+        new, gradients, result = step.micro(carry.state, fetch(resident, batch), *(active, spot) * some)
         new = as_before(new, carry.state)
         total = add(carry.total, gradients) if step.update else ()
         if some:
             new = _only_if(active, replicas, new, carry.state)
             total = jax.tree.map(lambda a, b: jnp.where(active, a, b), total, carry.total)
         results, told = carry.kept
-        if layout.live is not None and tells:
-            done = jnp.minimum((index + 1) * replicas.count, batches) if done is None else done
+        if layout.live is not None and not (index is None and step.collect == "all"):
+            done = batches + 1 if index is None else jnp.minimum((index + 1) * replicas.count, batches)
             logs = _logs(step, replicas, new, result, active if some else True)
             told = layout.live.outlet.put(told, (done, logs), me, True if replicas.count == 1 else me == 0)
         return _Carry(new, total, Kept(_keep(step, results, index, result, active if some else True), told))
@@ -150,7 +148,8 @@ def run_execution(
         return carry.state, carry.kept
 
     width = jax.tree.leaves(body)[0].shape[0]
-    kept = Kept(_room(step, state, resident, row(body, 0), width), _nothing_told(step, layout, state, resident, body))
+    room = _room(step, state, resident, row(body, 0), tail, width)
+    kept = Kept(room, _nothing_told(step, layout, state, resident, body))
     updates = counts.steps // size if size > 1 else counts.steps
     state, kept = _repeat(one_update, (state, kept), updates, width // size, layout.pace)
 
@@ -166,33 +165,36 @@ def run_execution(
     def rest(pair: tuple[State, Kept]) -> tuple[State, Kept]:
         first = updates * size
 
-        def from_body(i: Any, carry: _Carry) -> _Carry:
-            return micro(carry, first + i, row(body, first + i), share(rows), (i < left) | (me < counts.extra))
+        def from_body(i: Any, pair: tuple[_Carry, Tree]) -> tuple[_Carry, Tree]:
+            carry, _ = pair
+            active = (i < left) | (me < counts.extra)
+            return micro(carry, first + i, row(body, first + i), share(rows), active), _counters(carry.state)
+
+        def from_tail(carry: _Carry) -> _Carry:
+            # One replica has it. What is predicted leaves the program from the first one, so there all compute it.
+            active = me == (me if step.collect == "all" else counts.extra)
+            spot = Spot(counts.extra * rows, replicas.count * rows)
+            return micro(carry, None, tail, share(tail_rows), active, spot)
 
         carry = start(agree(replicas, pair[0], begin), pair[1])
+        before = _counters(carry.state)
         if size > 1 or replicas.count > 1:
-            carry = lax.fori_loop(0, left + more, from_body, carry)
-        if tail is not None and step.collect != "all":
-            last = me == counts.extra
-            carry = _if(counts.has_tail, lambda c: micro(c, 0, tail, share(tail_rows), last, batches + 1), carry)
+            carry, before = lax.fori_loop(0, left + more, from_body, (carry, before))
+        if tail is not None:
+            # Tail and the micro-batches of some replicas are one step of one device: the seed is the same.
+            same_step = carry._replace(state=_with_counters(carry.state, before, counts.extra > 0))
+            carry = lax.cond(counts.has_tail, lambda pair: from_tail(pair[0]), lambda pair: pair[1], (same_step, carry))
         carry = applied(carry)
         return carry.state, carry.kept
 
-    if size > 1 or replicas.count > 1 or (tail is not None and step.collect != "all"):
+    if size > 1 or replicas.count > 1 or tail is not None:
         state, kept = _if(samples > 0, rest, (state, kept))
     if layout.live is not None:
         layout.live.outlet.flush(kept.told, me, True if replicas.count == 1 else me == 0)
     if step.collect != "all":
         return _results(step, replicas, state, kept.results), agree(replicas, state, begin)
-    outputs = _room(step, state, resident, tail, 1) if tail is not None else None
-    if tail is not None:
-
-        def predict_tail(pair: tuple[State, Tree]) -> tuple[State, Tree]:
-            carry = micro(start(pair[0], Kept(pair[1], ())), 0, tail, full(0), tells=False)
-            return carry.state, carry.kept.results
-
-        state, outputs = _if(counts.has_tail, predict_tail, (state, outputs))
-    return (jax.tree.map(lambda a: a[:, None], kept.results), row(outputs, 0)), agree(replicas, state, begin)
+    outputs, of_tail = kept.results
+    return (jax.tree.map(lambda a: a[:, None], outputs), of_tail), agree(replicas, state, begin)
 
 
 def row(body: Tree, index: Any) -> Tree:
@@ -237,21 +239,34 @@ def _if(condition: Any, run: Callable[[Tree], Tree], carry: Tree) -> Tree:
     return lax.cond(condition, run, lambda c: c, carry)
 
 
-def _room(step: Step, state: State, resident: Tree, batch: Tree, rows: int) -> Tree:
-    """Where results are kept: nothing, those of one step, or those of `rows` steps."""
+def _room(step: Step, state: State, resident: Tree, batch: Tree, tail: Tree, rows: int) -> Tree:
+    """Where results are kept: nothing, those of one step, or those of `rows` steps and of the tail."""
     if step.collect == "none":
         return ()
-    _, _, result = jax.eval_shape(lambda s, r, b: step.micro(s, fetch(r, b)), state, resident, batch)
-    return zeros(result, rows) if step.collect == "all" else (zeros(result), jnp.zeros((), bool))
+
+    def result(batch: Tree) -> Tree:
+        return jax.eval_shape(lambda s, r, b: step.micro(s, fetch(r, b))[2], state, resident, batch)
+
+    if step.collect == "last":
+        return zeros(result(batch)), jnp.zeros((), bool)
+    return zeros(result(batch), rows), None if tail is None else zeros(result(tail))
 
 
 def _keep(step: Step, kept: Tree, index: Any, result: Tree, active: Any) -> Tree:
-    """Results so far. The last ones go with a word on whether this replica was active, so that they mean something."""
+    """Results so far, those of the tail without an index.
+
+    The last ones go with a word on whether this replica was active, so that they mean something.
+    """
     if step.collect == "none":
         return ()
     if step.collect == "last":
         return as_before((result, active), kept)
-    return jax.tree.map(lambda rows, new: lax.dynamic_update_index_in_dim(rows, new, index, 0), kept, result)
+    outputs, of_tail = kept
+    if index is None:
+        return outputs, as_before(result, of_tail)
+    return jax.tree.map(
+        lambda rows, new: lax.dynamic_update_index_in_dim(rows, new, index, 0), outputs, result
+    ), of_tail
 
 
 def _results(step: Step, replicas: Replicas, state: State, kept: Tree) -> Tree:
@@ -321,6 +336,19 @@ def agree(replicas: Replicas, state: State, begin: State) -> State:
         return b + replicas.mean(a - b) if _is_float(a) else a
 
     return state._replace(non_trainable=list(map(mean, state.non_trainable, begin.non_trainable)))
+
+
+def _counters(state: State) -> list[Any]:
+    """Random seeds and whatever else counts steps, which is equal on all replicas."""
+    return [a for a in state.non_trainable if not _is_float(a)]
+
+
+def _with_counters(state: State, counters: list[Any], condition: Any) -> State:
+    """The state with `counters` in it, if `condition`."""
+    rest = iter(counters)
+    return state._replace(
+        non_trainable=[a if _is_float(a) else jnp.where(condition, next(rest), a) for a in state.non_trainable]
+    )
 
 
 def _is_float(array: Any) -> bool:

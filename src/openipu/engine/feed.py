@@ -6,6 +6,7 @@ Who does what:
   are resident on the device, `StreamSource` in the batches themselves.
 - `Feed` cuts passes into epochs and epochs into slabs of at most `steps_per_execution` batches.
 - The loop (loop.py) runs one slab per launch.
+- `Position` (position.py) says where a feed is, so that a feed in another process can go on from there.
 
 [Note: the last partial batch] is not padded. It is the `tail` of its slab and runs as a step of its own size at the
 end of the same program, so that BatchNormalization, custom losses, custom metrics and custom train steps see exactly
@@ -14,16 +15,18 @@ the rows that plain Keras shows them.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from . import model as keras_model
+from .position import Position, Random, random, set_random
 from .replicate import Replicas
 
 Tree = Any
@@ -64,6 +67,9 @@ class Pass(Protocol):
     def take(self, begin: int, steps: int) -> Slab | None:
         """The next at most `steps` batches, or None at the end of the data."""
 
+    def skip(self, steps: int) -> None:
+        """Leave out that many batches."""
+
 
 class Source(Protocol):
     """Data that can be passed over."""
@@ -71,9 +77,16 @@ class Source(Protocol):
     resident: Tree
     num_batches: int | None
     batch_size: int | None
+    opened: Random
+    """The random sequences when the pass that was started last was opened."""
+    changes: bool
+    """Whether the data may change when an epoch ends."""
 
     def start(self, width: int) -> Pass:
         """A new pass whose slabs are `width` batches wide."""
+
+    def replay(self, position: Position) -> None:
+        """Bring new data to where it was when the pass of `position` was opened, without reading earlier passes."""
 
     def first_batch(self) -> Tree:
         """The first batch of a pass of its own, as host arrays."""
@@ -100,12 +113,17 @@ class ArraySource:
         self.batch_size: int | None = self._batch
         self._replicas = replicas
         self.num_batches: int | None = adapter.num_batches
+        self.changes = False
         self._host = keras_model.whole_arrays(adapter)
         self.resident: Tree = jax.device_put(self._host, replicas.everywhere())
 
     def start(self, width: int) -> _ArrayPass:
         """Begin a pass in a new order."""
+        self.opened = random()
         return _ArrayPass(self._order(), self._batch, width, self._replicas)
+
+    def replay(self, position: Position) -> None:
+        """Nothing: each order is drawn from NumPy's random sequence alone."""
 
     def first_batch(self) -> Tree:
         """Gather the first batch on the host."""
@@ -149,6 +167,9 @@ class _ArrayPass:
         body[: len(rows)] = rows
         return _slab(begin, len(rows), body, self._tail if len(self._tail) else None, has_tail, self._replicas)
 
+    def skip(self, steps: int) -> None:
+        self._position += steps
+
 
 # --- everything else -------------------------------------------------------------------------------------------------
 
@@ -166,13 +187,27 @@ class StreamSource:
         self.resident: Tree = None
         self.num_batches: int | None = adapter.num_batches
         self.batch_size: int | None = adapter.batch_size
+        self.changes = keras_model.changes(adapter)
         self._peeked: tuple[Tree, Iterator[Tree]] | None = None
 
     def start(self, width: int) -> _StreamPass:
         """Begin a pass, with the batch that was read to learn its size, if one was."""
         peeked, self._peeked = self._peeked, None
+        if not peeked:
+            self.opened = random()
         batches = itertools.chain([peeked[0]], peeked[1]) if peeked else keras_model.batches(self._adapter)
         return _StreamPass(batches, width, self._replicas)
+
+    def replay(self, position: Position) -> None:
+        """End the epochs that were ended, and open the data as often as it was.
+
+        A pass that was begun to learn the size of a batch is the first one.
+        """
+        begun, passes = self._peeked is not None, position.passes - 1
+        if passes or not keras_model.opens_once(self._adapter):
+            self._peeked = None
+        keras_model.replay_epochs(self._adapter, [functools.partial(set_random, state) for state in position.ends])
+        keras_model.replay_passes(self._adapter, passes - begun)
 
     def first_batch(self) -> Tree:
         """Read one batch to build the model from."""
@@ -196,6 +231,7 @@ class StreamSource:
 
     def _peek(self) -> tuple[Tree, Iterator[Tree]]:
         if self._peeked is None:
+            self.opened = random()
             batches = keras_model.batches(self._adapter)
             batch = next(batches, None)
             if batch is None:
@@ -224,6 +260,11 @@ class _StreamPass:
             self._batches = itertools.chain([other], self._batches)
         body = jax.tree.map(lambda *rows: _stack(rows, self._width), *alike) if alike else None
         return _slab(begin, len(alike), body, tail, tail is not None, self._replicas)
+
+    def skip(self, steps: int) -> None:
+        for batch in itertools.islice(self._batches, steps):
+            if not _is_tail(batch, self._full):
+                self._full = batch
 
     def _read(self, steps: int) -> tuple[list[Tree], Tree]:
         """Up to `steps` batches of one shape, and the batch of another shape that ended them, if one did."""
@@ -290,6 +331,8 @@ class Feed:
     width: int
     steps_per_epoch: int | None = None
     _pass: Pass | None = field(default=None, repr=False)
+    _here: Position = field(default_factory=Position, repr=False)
+    _resume: Position | None = field(default=None, repr=False)
 
     @property
     def num_steps(self) -> int | None:
@@ -300,34 +343,67 @@ class Feed:
         """Begin the next epoch at the first batch."""
         self._pass = None
 
+    def position(self) -> Position:
+        """Where the feed is: behind the slab that was given out last."""
+        source = self.source
+        return replace(self._here, batch_size=source.batch_size, opened=source.opened, ahead=random())
+
+    def resume(self, position: Position) -> None:
+        """Let the next epoch begin at `position`, which another feed of the same data had reached."""
+        self._resume = position.for_batches_of(self.source.batch_size, self.source.num_batches)
+
     def epoch(self) -> Iterator[Slab]:
         """Give the slabs of the next epoch."""
+        resume, self._resume = self._resume, None
+        self._here = replace(self._here, done=0) if resume is None else resume
+        if resume is not None:
+            self.source.replay(resume)
         self.source.begin_epoch()
         try:
-            yield from self._slabs()
+            yield from self._slabs(resume)
         finally:
+            if self.source.changes:
+                self._here = replace(self._here, ends=(*self._here.ends, random()))
             self.source.end_epoch()
+        if resume is not None and resume.step == self._here.step:
+            set_random(resume.now)
 
-    def _slabs(self) -> Iterator[Slab]:
-        done = 0
-        if self.steps_per_epoch is None:
+    def _slabs(self, resume: Position | None) -> Iterator[Slab]:
+        if resume is None and self.steps_per_epoch is None:
             self._pass = None
-        while self.steps_per_epoch is None or done < self.steps_per_epoch:
-            wanted = self.width if self.steps_per_epoch is None else min(self.width, self.steps_per_epoch - done)
-            slab = self._next(done, wanted)
-            if slab is None:
-                break
+        slab = self._next() if resume is None else self._reopen(resume)
+        while slab is not None:
             yield slab
-            done += slab.steps
-        if self.steps_per_epoch is not None and done < self.steps_per_epoch:
+            slab = self._next()
+        if self.steps_per_epoch is not None and self._here.done < self.steps_per_epoch:
             warnings.warn(
-                f"The data ended after {done} of the {self.steps_per_epoch} steps of this epoch. Give a source that "
-                "repeats (for example `tf.data.Dataset.repeat()` or `openipu.data.repeat`), or a smaller "
+                f"The data ended after {self._here.done} of the {self.steps_per_epoch} steps of this epoch. Give a "
+                "source that repeats (for example `tf.data.Dataset.repeat()` or `openipu.data.repeat`), or a smaller "
                 "`steps_per_epoch`.",
                 stacklevel=2,
             )
 
-    def _next(self, done: int, wanted: int) -> Slab | None:
+    def _reopen(self, resume: Position) -> Slab | None:
+        """Come to a position within a pass; the slab behind it."""
+        set_random(resume.opened)
+        self._pass = self.source.start(self.width)
+        self._pass.skip(resume.taken)
+        set_random(resume.ahead)
+        slab = self._next()
+        if slab is not None:
+            set_random(resume.now)
+        return slab
+
+    def _next(self) -> Slab | None:
+        here = self._here
+        wanted = self.width if self.steps_per_epoch is None else min(self.width, self.steps_per_epoch - here.done)
+        slab = self._take(here.done, wanted) if wanted > 0 else None
+        if slab is not None:
+            steps, here = slab.steps, self._here
+            self._here = replace(here, done=here.done + steps, taken=here.taken + steps, step=here.step + steps)
+        return slab
+
+    def _take(self, done: int, wanted: int) -> Slab | None:
         """The next slab; a pass that ended exactly with the last epoch is followed by a new one."""
         if self._pass is not None:
             slab = self._pass.take(done, wanted)
@@ -338,5 +414,6 @@ class Feed:
                 return None
         if done == 0:
             self._pass = self.source.start(self.width)
+            self._here = replace(self._here, passes=self._here.passes + 1, taken=0)
             return self._pass.take(done, wanted)
         return None

@@ -107,8 +107,7 @@ class Source:
     def slab_bytes(self, count: int) -> int:
         """Bytes that a slab takes on each replica."""
         leaves = jax.tree.leaves(self.elements.spec)
-        size: int = sum(np.dtype(a.dtype).itemsize * math.prod(a.shape) for a in leaves)
-        return count * size
+        return count * int(sum(np.dtype(a.dtype).itemsize * math.prod(a.shape) for a in leaves))
 
     def begin(self, replicas: int) -> None:
         """A program that fetches starts to run."""

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from . import cache
 from .accumulate import Accumulation
 from .convolution import rewrite
 from .execution import Counts, Layout, fetch, pace, row, run_execution, zeros
@@ -35,6 +36,8 @@ class Program:
     call: Callable[..., tuple[Any, State]]
     compiled: Any
     compile_seconds: float
+    cached: bool = False
+    """Whether it came from the cache of compiled programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +123,13 @@ class Loop:
         return [without, _single(slab.tail, replicas)] if slab.has_tail else [without]
 
     def _compile(self, state: State, resident: Tree, slab: Slab) -> Program:
-        start = time.perf_counter()
+        start, hits = time.perf_counter(), cache.hits()
         lowered = jax.jit(self._execution(state, resident, slab), donate_argnums=0).lower(
             state, resident, slab.body, self._counts(slab), slab.tail
         )
         compiled = lowered.compile(dict(self._place.compiler_options))
         call = _never_run(lowered) if self._place.compile_only else compiled
-        program = Program(call, compiled, time.perf_counter() - start)
+        program = Program(call, compiled, time.perf_counter() - start, cache.hits() > hits)
         self._dump(compiled)
         log.debug("%s: compiled for slabs of %s in %.2f s", self._name, _shapes(slab.body), program.compile_seconds)
         return program
@@ -137,13 +140,20 @@ class Loop:
 
         axes = self._spread.axes(state)
 
-        def equations() -> int:
+        def traced(run: Callable[[State, Tree], Any]) -> Any:
+            """`run` on the first batch of one replica."""
+
             def first(state: State, resident: Tree, body: Tree) -> None:
-                self._step.micro(self._spread.own_part(state), fetch(resident, row(row(body, 0), 0)))
+                run(self._spread.own_part(state), fetch(resident, row(row(body, 0), 0)))
 
-            traced = jax.make_jaxpr(replicas.program(first, (axes, None, 1), None))
-            return _equations(traced(state, resident, slab.body).jaxpr)
+            program = replicas.program(first, (axes, None, 1), None)
+            return jax.make_jaxpr(program)(state, resident, slab.body).jaxpr
 
+        def equations() -> int:
+            return _equations(traced(self._step.micro))
+
+        if self._step.check is not None and not self.programs:
+            traced(self._step.check)
         step = replace(self._step, micro=rewrite(self._step.micro, replicas.platform))
         layout = Layout(replicas, self._accumulation, pace(replicas.platform, equations), self._live)
         run = functools.partial(_on_replica, step, layout, self._spread)

@@ -7,6 +7,7 @@ new Keras release is met here and nowhere else.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import inspect
@@ -16,8 +17,8 @@ import operator
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 from openipu.optimizers.base import by_engine
 from openipu.optimizers.plan import map_gradients
@@ -34,6 +35,7 @@ from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.variables import AutocastScope, get_autocast_scope
 from keras.src.backend.jax import random as keras_random
 from keras.src.backend.jax.trainer import JAXTrainer
+from keras.src.layers.layer import CallContext
 from keras.src.models.functional import Functional, operation_fn, unpack_singleton
 from keras.src.ops.node import Node as KerasNode
 from keras.src.saving import object_registration
@@ -41,15 +43,18 @@ from keras.src.trainers.data_adapters import get_data_adapter
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable, train_validation_split
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset, PyDatasetAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from keras.src.utils.python_utils import pythonify_logs
 
 from . import offload
+from .dependence import differentiable_inputs
 from .options import MetricReduction, Options
 from .place import Place
 from .replicate import Replicas
 from .shard import Shards
-from .spread import Spread
-from .state import Batch, Logs, Mode, State, Step, parts_of, state_of
+from .spread import AnySpread, Spread
+from .state import Batch, Logs, Mode, Spot, State, Step, parts_of, state_of
 
 log = logging.getLogger("openipu")
 
@@ -58,6 +63,8 @@ __all__ = [
     "DataAdapter",
     "Held",
     "JAXTrainer",
+    "Ledger",
+    "Made",
     "Mode",
     "State",
     "Step",
@@ -81,6 +88,18 @@ def variables(model: Any, mode: Mode) -> State:
     )
 
 
+def values_of(owners: State) -> State:
+    """The values of variables."""
+    return State(*([v.value for v in part] for part in owners))
+
+
+def assign(owners: State, state: State) -> None:
+    """Put a state into the variables; metrics may be those of several replicas, which add up."""
+    for part, values in zip(owners, state, strict=True):
+        for v, value in zip(part, values, strict=True):
+            v.assign(value if value.ndim == len(v.shape) else np.asarray(value).sum(0))
+
+
 class Held:
     """The state of a model while executions run: taken from its variables, put back when somebody looks.
 
@@ -88,7 +107,7 @@ class Held:
     Keras' callbacks call `model.jax_state_sync()` before they look at the model, which ends in `sync`.
     """
 
-    def __init__(self, model: Any, mode: Mode, spread: Spread) -> None:
+    def __init__(self, model: Any, mode: Mode, spread: AnySpread) -> None:
         self._model, self._mode, self._spread = model, mode, spread
         self._state: State | None = None
         self._counted: tuple[list[Any], list[Any]] = [], []
@@ -116,22 +135,40 @@ class Held:
         if self._state is None:
             return
         owners, spread = variables(self._model, self._mode), self._state
-        for part, values in zip(owners, self._spread.gather(spread), strict=True):
-            for v, value in zip(part, values, strict=True):
-                v.assign(value)
+        assign(owners, self._spread.gather(spread))
         self._counted = [v.value for v in owners.metrics], spread.metrics
         self._state = None
+
+    def snapshot(self) -> State:
+        """The current state as plain arrays, but the metrics as each replica has counted them."""
+        if self._state is None:
+            values = values_of(variables(self._model, self._mode))
+            return values._replace(metrics=self._own_metrics(values) or values.metrics)
+        gathered = self._spread.gather(self._state._replace(metrics=[]))
+        return gathered._replace(metrics=self._state.metrics)
+
+    def load(self, state: State) -> None:
+        """Go on from what `snapshot` gave, perhaps on another number of replicas."""
+        owners = variables(self._model, self._mode)
+        assign(owners, state)
+        several = bool(state.metrics) and state.metrics[0].ndim > len(owners.metrics[0].shape)
+        self._counted = [v.value for v in owners.metrics], self._spread.own_metrics(state.metrics) if several else []
+        self._state = None
+
+    def _own_metrics(self, values: State) -> list[Any]:
+        """The metrics of each replica, unless somebody changed the variables since they were put there."""
+        joined, counted = self._counted
+        return counted if all(map(operator.is_, values.metrics, joined)) else []
 
     def _take(self) -> State:
         """The current state, detached from the model."""
         if self._state is None:
             owners = variables(self._model, self._mode)
-            values = State(*([v.value for v in part] for part in owners))
+            values = values_of(owners)
             self._state = self._spread.spread(values)
-            joined, counted = self._counted
-            if joined and all(map(operator.is_, values.metrics, joined)):
-                # Nobody changed the metrics in between, so each replica goes on with its own.
-                self._state = self._state._replace(metrics=counted)
+            own = self._own_metrics(values)
+            if own:
+                self._state = self._state._replace(metrics=own)
             for part in owners:
                 for v in part:
                     v._value = None
@@ -156,18 +193,25 @@ def make_step(model: Any, mode: Mode, place: Place, options: Options, spread: Sp
         step = Step(own, None, "last", needs_all=mode == "train")
     elif mode == "train":
         micro = functools.partial(_train_micro, model, place.recompute, spread.shards)
-        step = Step(micro, _make_update(model, spread, twin, options.average_replicas), "none", logs)
+        check = functools.partial(_check_gradients, model, spread.shards)
+        step = Step(micro, make_update(model.optimizer, spread, twin, options.average_replicas), "none", logs, check)
     else:
         step = Step(functools.partial(test_micro, model), None, "none", logs)
     if step.collect == "none" and overrides(model, "compute_metrics"):
         step = replace(step, collect="last", finish=logs if replicas.count > 1 else None)
-    if replicas.count == 1:
+    return on_replicas(step, place)
+
+
+def on_replicas(step: Step, place: Place) -> Step:
+    """A step as one of the replicas of `place`: random numbers by position, statistics by group."""
+    if place.replicas.count == 1:
         return step
-    return replace(step, micro=functools.partial(on_one_of, replicas, place.batch_norm_group, step.micro))
+    return replace(step, micro=functools.partial(on_one_of, place.replicas, place.batch_norm_group, step.micro))
 
 
-def _make_update(model: Any, spread: Spread, twin: Any, averaged: bool) -> Callable[[State, list[Any]], State]:
-    update = functools.partial(_update, model, spread.replicas, averaged)
+def make_update(optimizer: Any, spread: Spread, twin: Any, averaged: bool) -> Callable[[State, list[Any]], State]:
+    """The update by a built `optimizer`, or by its `twin` where its state is divided over replicas."""
+    update = functools.partial(_update, optimizer, spread.replicas, averaged)
     if spread.shards is not None:
         update = functools.partial(_update_shares, spread.shards, twin, averaged)
     return offload.around(update) if spread.offloaded else update
@@ -185,22 +229,41 @@ def overrides(model: Any, name: str) -> bool:
 def _train_micro(
     model: Any, recompute: bool, shards: Shards | None, state: State, batch: Batch
 ) -> tuple[State, list[Any], Logs]:
-    # Keras reads a loss scale from here, and checks all shapes.
-    optimizer = shards.stand_ins(state.optimizer) if shards else state.optimizer
-
-    def loss(trainable: list[Any]) -> Any:
-        return train_loss(model, state._replace(trainable=trainable, optimizer=optimizer), batch)
-
+    optimizer, loss = _loss(model, shards, state, batch)
     gradient = jax.value_and_grad(jax.checkpoint(loss) if recompute else loss, has_aux=True)
     (_, (non_trainable, metrics, logs)), gradients = gradient(state.trainable)
     gradients = map_gradients(model.optimizer, gradients, state.trainable, optimizer)
     return state._replace(non_trainable=non_trainable, metrics=metrics), gradients, logs
 
 
-def _update(model: Any, replicas: Replicas, averaged: bool, state: State, gradients: list[Any]) -> State:
+def _loss(model: Any, shards: Shards | None, state: State, batch: Batch) -> tuple[list[Any], Callable[..., Any]]:
+    """The optimizer's variables as Keras sees them, and the loss with its results as a function of the weights."""
+    # Keras reads a loss scale from here, and checks all shapes.
+    optimizer = shards.stand_ins(state.optimizer) if shards else state.optimizer
+
+    def loss(trainable: list[Any]) -> Any:
+        return train_loss(model, state._replace(trainable=trainable, optimizer=optimizer), batch)
+
+    return optimizer, loss
+
+
+def _check_gradients(model: Any, shards: Shards | None, state: State, batch: Batch) -> None:
+    """Refuse trainable weights that the loss does not depend on: they would be taken for trained."""
+    _, loss = _loss(model, shards, state, batch)
+    used = differentiable_inputs(lambda weights: loss(weights)[0], state.trainable)
+    names = [v.path for v, is_used in zip(model.trainable_variables, used, strict=True) if not is_used]
+    if names:
+        raise ValueError(
+            f"{len(names)} of {len(used)} trainable weights of model {model.name!r} have no gradient, because the loss "
+            f"does not depend on them: {', '.join(names)}. Freeze their layers (`layer.trainable = False`), or use "
+            "them."
+        )
+
+
+def _update(optimizer: Any, replicas: Replicas, averaged: bool, state: State, gradients: list[Any]) -> State:
     gradients = replicas.mean(gradients) if averaged else replicas.sum(gradients)
-    trainable, optimizer = apply_update(model.optimizer, state.optimizer, gradients, state.trainable)
-    return state._replace(trainable=trainable, optimizer=optimizer)
+    trainable, slots = apply_update(optimizer, state.optimizer, gradients, state.trainable)
+    return state._replace(trainable=trainable, optimizer=slots)
 
 
 def _update_shares(shards: Shards, twin: Any, averaged: bool, state: State, gradients: list[Any]) -> State:
@@ -318,25 +381,37 @@ def metric_results(model: Any, state: State) -> Logs:
 
 
 def on_one_of(
-    replicas: Replicas, group: int, micro: Callable[..., Any], state: State, batch: Batch, active: Any = True
+    replicas: Replicas,
+    group: int,
+    micro: Callable[..., Any],
+    state: State,
+    batch: Batch,
+    active: Any = True,
+    spot: Spot | None = None,
 ) -> Any:
-    """`micro` as one of several replicas: random numbers by position in the global batch, statistics by group."""
+    """`micro` as one of several replicas: random numbers by position in the global batch, statistics by group.
+
+    Without a `spot`, micro-batches of this size lie side by side.
+    """
     rows = jax.tree.leaves(batch)[0].shape[0]
-    with one_of_several(replicas, group, lambda: rows, active):
+    with one_of_several(replicas, group, lambda: rows, active, spot):
         return micro(state, batch)
 
 
 @contextlib.contextmanager
 def one_of_several(
-    replicas: Replicas, group: int, rows: Callable[[], int | None], active: Any = True
+    replicas: Replicas, group: int, rows: Callable[[], int | None], active: Any = True, spot: Spot | None = None
 ) -> Iterator[None]:
-    """What is traced until the block ends is one of several replicas; `rows` tells the samples of a micro-batch."""
-    with _random_by_position(replicas, rows), _shared_statistics(replicas, group, active):
+    """What is traced until the block ends is one of several replicas; `rows` tells the samples of a micro-batch.
+
+    Without a `spot`, micro-batches of this size lie side by side.
+    """
+    with _random_by_position(replicas, rows, spot), _shared_statistics(replicas, group, active):
         yield
 
 
 @contextlib.contextmanager
-def _random_by_position(replicas: Replicas, rows: Callable[[], int | None]) -> Iterator[None]:
+def _random_by_position(replicas: Replicas, rows: Callable[[], int | None], spot: Spot | None = None) -> Iterator[None]:
     """Keras' random functions draw for the samples of all replicas and give each replica its own.
 
     So dropout does not depend on how a global batch is spread. XLA only computes what is used. What has a parameter
@@ -348,7 +423,7 @@ def _random_by_position(replicas: Replicas, rows: Callable[[], int | None]) -> I
         def __getattr__(self, name: str) -> Any:
             function = getattr(jax.random, name)
             known = threading.get_ident() == thread and name in _SHAPED
-            return functools.partial(_draw, function, replicas, rows()) if known else function
+            return functools.partial(_draw, function, replicas, rows(), spot) if known else function
 
     class Jax:
         random = Random()
@@ -367,18 +442,25 @@ _SHAPED = ("normal", "uniform", "randint", "truncated_normal", "bernoulli", "gam
 
 
 def _draw(
-    function: Callable[..., Any], replicas: Replicas, rows: int | None, key: Any, *args: Any, **kwargs: Any
+    function: Callable[..., Any],
+    replicas: Replicas,
+    rows: int | None,
+    spot: Spot | None,
+    key: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     if rows is None:
         return function(key, *args, **kwargs)
+    spot = spot or Spot(replicas.index() * rows, replicas.count * rows)
     values = inspect.signature(function).bind(key, *args, **kwargs)
     shape = values.arguments.get("shape")
     if any(jnp.ndim(a) and jnp.shape(a)[0] == rows for a in values.args[1:] if isinstance(a, jax.Array)):
         return function(jax.random.fold_in(jax.random.wrap_key_data(key), replicas.index()), *args, **kwargs)
     if not shape or shape[0] != rows:
         return function(key, *args, **kwargs)
-    values.arguments["shape"] = (rows * replicas.count, *shape[1:])
-    return lax.dynamic_slice_in_dim(function(*values.args, **values.kwargs), replicas.index() * rows, rows)
+    values.arguments["shape"] = (spot.total, *shape[1:])
+    return lax.dynamic_slice_in_dim(function(*values.args, **values.kwargs), spot.first, rows)
 
 
 @contextlib.contextmanager
@@ -431,6 +513,11 @@ def build_for_predict(model: Any, first_batch: Callable[[], Batch]) -> None:
             model(x)
 
 
+def is_built(model: Any) -> bool:
+    """Whether all of the model's layers have their variables."""
+    return bool(model.built) and _layers_built(model)
+
+
 def _layers_built(model: Any) -> bool:
     return all(layer.built for layer in model._flatten_layers())
 
@@ -458,14 +545,14 @@ def mention_jit(model: Any) -> None:
         )
 
 
-def mention_metrics(model: Any) -> None:
+def mention_metrics(owner: str, metrics: Sequence[Any]) -> None:
     """Name the metrics of which it is not known that the sum of several replicas' variables is right."""
-    metrics = [part for metric in model.metrics for part in getattr(metric, "metrics", [metric])]
-    names = [m.name for m in metrics if not _adds_up(m)]
+    parts = [part for metric in metrics for part in getattr(metric, "metrics", [metric])]
+    names = [m.name for m in parts if not _adds_up(m)]
     if names:
         log.warning(
             "%s: on several replicas, the variables of a metric are added up. Make sure that this is right for %s: "
-            "variables that start at zero and hold sums or counts.", model.name, ", ".join(names),
+            "variables that start at zero and hold sums or counts.", owner, ", ".join(names),
         )  # fmt: skip
 
 
@@ -549,6 +636,32 @@ def batches(adapter: DataAdapter) -> Iterator[Batch]:
 def reads_ahead(adapter: DataAdapter) -> bool:
     """Whether workers fill a queue behind the adapter, so that a pass that was begun has to be gone on with."""
     return getattr(adapter, "enqueuer", None) is not None
+
+
+def opens_once(adapter: DataAdapter) -> bool:
+    """Whether a pass that was begun cannot be begun anew: its order comes from inside, or workers are at it."""
+    return isinstance(adapter, TFDatasetAdapter) or reads_ahead(adapter)
+
+
+def changes(adapter: DataAdapter) -> bool:
+    """Whether the source has something of its own to do when an epoch ends, such as to shuffle."""
+    kind = type(adapter.py_dataset) if isinstance(adapter, PyDatasetAdapter) else PyDataset
+    return kind.on_epoch_begin is not PyDataset.on_epoch_begin or kind.on_epoch_end is not PyDataset.on_epoch_end
+
+
+def replay_epochs(adapter: DataAdapter, before_ends: list[Callable[[], None]]) -> None:
+    """Let a PyDataset do what it does around epochs, without reading them; each ends after one of `before_ends`."""
+    for before_end in before_ends:
+        adapter.py_dataset.on_epoch_begin()
+        before_end()
+        adapter.py_dataset.on_epoch_end()
+
+
+def replay_passes(adapter: DataAdapter, passes: int) -> None:
+    """Open a source that often: it may draw a new order then, which is when its first batch is read."""
+    if not isinstance(adapter, PyDatasetAdapter):
+        for _ in range(passes):
+            next(batches(adapter), None)
 
 
 # --- classes ---------------------------------------------------------------------------------------------------------
@@ -707,8 +820,8 @@ def traced(model: Any, inputs: Any, training: bool) -> Recording:
     unbuilt = [layer.name for layer in layers if not layer.built]
     if unbuilt:
         raise RuntimeError(
-            f"Layer {unbuilt[0]!r} of model {model.name!r} has not been built, so its variables are not known. Call the "
-            "model on a batch, or remove the layer if `call` does not use it."
+            f"Layer {unbuilt[0]!r} of model {model.name!r} has not been built, so its variables are not known. Call "
+            "the model on a batch, or remove the layer if `call` does not use it."
         )
     known = [(layer, len(layer._inbound_nodes), len(layer._outbound_nodes)) for layer in layers]
     kwargs = {"training": training} if model._call_has_training_arg else {}
@@ -833,7 +946,7 @@ def is_symbolic(value: Any) -> bool:
 
 # --- stages given by `PipelineStage` ---------------------------------------------------------------------------------
 
-_STAGE = "_openipu_stage"
+_STAGE, _OPENS = "_openipu_stage", "_openipu_opens_stages"
 _marks = threading.local()
 _marking_lock = threading.Lock()
 _marking_users: list[object] = []
@@ -854,14 +967,37 @@ def current_stage() -> int | None:
 
 def marking(stage: int) -> contextlib.AbstractContextManager[None]:
     """Until it is left, layers that this thread makes, and symbolic calls, get `stage`."""
+    model = _called_model()
+    if model is not None:
+        vars(model)[_OPENS] = True
     return _marking(stage=stage)
 
 
-def in_own_call(is_ours: Callable[[Any], bool]) -> bool:
-    """Whether a model of ours is being called or traced."""
-    context = global_state.get_global_attribute("current_call_ctx")
-    tracing = global_state.get_global_attribute("stateless_scope") is not None
-    return tracing or (context is not None and is_ours(context.entry_layer))
+def in_own_call() -> bool:
+    """Whether a model that was made in a strategy's scope is being called, or anything is being traced."""
+    tracing, model = global_state.get_global_attribute("stateless_scope") is not None, _called_model()
+    return tracing or (model is not None and "_ipu_session" in vars(model))
+
+
+def _called_model() -> Any:
+    """The outermost layer that is being called, or None."""
+    return getattr(global_state.get_global_attribute("current_call_ctx"), "entry_layer", None)
+
+
+def opens_stages(model: Any) -> bool:
+    """Whether a `PipelineStage` was entered when the model, a subclassed one, was last called."""
+    return _OPENS in vars(model)
+
+
+def has_marked_layers(model: Any) -> bool:
+    """Whether a layer of the model was made inside a `PipelineStage`."""
+    return any(stage_of_layer(layer) is not None for layer in model._flatten_layers(include_self=False))
+
+
+def forget_losses(layers: Sequence[Any]) -> None:
+    """Drop the losses that these layers have added in the scope: Keras does so when it calls one again."""
+    for layer in layers:
+        layer._clear_losses()
 
 
 @contextlib.contextmanager
@@ -895,3 +1031,165 @@ def _mark_operation(operation: Any, *args: Any, **kwargs: Any) -> None:
     _true_inits[1](operation, *args, **kwargs)
     if current_stage() is not None:
         vars(operation)[_STAGE] = current_stage()
+
+
+# --- functions that make variables -----------------------------------------------------------------------------------
+
+Kind = Literal["weight", "seed", "optimizer", "metric"]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A variable that was made inside a `Ledger`. `initial()` computes the value it is to begin with."""
+
+    variable: Any
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: Kind
+    initial: Callable[[], Any]
+
+
+class Ledger(keras.StatelessScope):
+    """A scope for code that makes its layers, optimizers and metrics anew each time it is traced.
+
+    `bind(made, number)` gives the value of each variable as it is made, in order. New values end in the ledger, so the
+    code is a pure function of what `bind` gives. Names start from scratch, so they are the same in every trace.
+    Variables from outside are constants inside: training or changing one is an error. Layers that are not told take
+    `training` from here.
+    """
+
+    def __init__(self, bind: Callable[[Made, int], Any], minimize: Callable[..., Any], training: bool) -> None:
+        super().__init__(collect_losses=True, initialize_variables=False)
+        self._bind, self._minimize, self.training = bind, minimize, training
+        self.made: list[Made] = []
+        self._before: dict[str, Any] = {}
+
+    def __enter__(self) -> Ledger:
+        fresh: dict[str, Any] = {
+            "object_name_uids": collections.defaultdict(int),
+            "name_scope_stack": [],
+            "uninitialized_variables": [],
+        }
+        self._before = {name: global_state.get_global_attribute(name) for name in fresh}
+        for name, value in fresh.items():
+            global_state.set_global_attribute(name, value)
+        _ledgers.__dict__.setdefault("stack", []).append(self)
+        _patch_variables(1)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *args: Any, **kwargs: Any) -> None:
+        super().__exit__(*args, **kwargs)
+        _patch_variables(-1)
+        _ledgers.stack.pop()
+        for name, value in self._before.items():
+            global_state.set_global_attribute(name, value)
+
+    def add(self, variable: Any, initial: Callable[[], Any]) -> None:
+        """Called for each variable after it was made."""
+        made = Made(variable, variable.path, tuple(variable.shape), variable._dtype, _kind(), initial)
+        self.made.append(made)
+        self.state_mapping[id(variable)] = self._bind(made, len(self.made) - 1)
+
+    def get_current_value(self, variable: Any) -> Any:
+        """The value of a variable inside; None makes Keras take the one it has outside."""
+        value = super().get_current_value(variable)
+        if value is None and variable.trainable and variable._value is not None:
+            raise ValueError(
+                f"model_fn uses the trainable variable {variable.path!r}, which was made outside of it, so it would "
+                "never be trained. Make the layer inside model_fn, or set `trainable = False` on it."
+            )
+        return value
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Keep a variable's new value."""
+        if id(update[0]) not in self.state_mapping:
+            raise ValueError(
+                f"model_fn changes the variable {update[0].path!r}, which was made outside of it, so the change would "
+                "be lost. Make the layer, metric or seed generator inside model_fn."
+            )
+        super().add_update(update)
+
+
+_ledgers = threading.local()
+_patch_lock = threading.Lock()
+_patches = 0
+_variable_init = keras.Variable.__init__
+
+
+def current_ledger() -> Ledger | None:
+    """The ledger of the code that is being traced in this thread."""
+    stack = getattr(_ledgers, "stack", None)
+    return stack[-1] if stack else None
+
+
+def _patch_variables(change: int) -> None:
+    """While any ledger is open, variables report to their thread's, and layers and optimizers ask it."""
+    global _patches
+    with _patch_lock:
+        _patches += change
+        if change == 1 and _patches == 1:
+            keras.Variable.__init__ = _reporting_init
+            keras.optimizers.Optimizer.minimize = _minimize
+            CallContext.training = property(_get_training, _set_training)
+        elif _patches == 0:
+            keras.Variable.__init__ = _variable_init
+            del keras.optimizers.Optimizer.minimize, CallContext.training
+
+
+def _get_training(context: Any) -> bool | None:
+    """What the outermost layer call was told, else what the ledger says."""
+    ledger = current_ledger()
+    told: bool | None = vars(context).get("training")
+    return ledger.training if told is None and ledger is not None else told
+
+
+def _set_training(context: Any, value: bool | None) -> None:
+    vars(context)["training"] = value
+
+
+def _minimize(optimizer: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+    ledger = current_ledger()
+    if ledger is None:
+        raise RuntimeError("`minimize` belongs into the model_fn of an estimator, but none is being traced here.")
+    return ledger._minimize(optimizer, loss, *args, **kwargs)
+
+
+def _reporting_init(
+    variable: Any, initializer: Any, shape: Any = None, dtype: Any = None, *args: Any, **kwargs: Any
+) -> None:
+    """Keras' own constructor; inside a ledger, initial values are computed by whoever asks for them later.
+
+    Keras allows no initial values (only initializers) in a stateless scope, though optimizers are made from them.
+    """
+    ledger = current_ledger()
+    if ledger is None:
+        _variable_init(variable, initializer, shape, dtype, *args, **kwargs)
+        return
+    make = keras.initializers.get(initializer) if isinstance(initializer, str) else initializer
+    if not callable(make):
+        if isinstance(make, jax.core.Tracer):
+            raise ValueError("A variable was made from a value that is computed inside model_fn. Give an initializer.")
+        with jax.ensure_compile_time_eval():
+            value = keras.ops.convert_to_tensor(initializer, dtype=dtype)
+        shape, dtype, make = value.shape, value.dtype, lambda *_, **__: value
+
+    def bound(*_: Any, **__: Any) -> Any:
+        return ledger.state_mapping[id(variable)]
+
+    _variable_init(variable, bound, shape, dtype, *args, **kwargs)
+    ledger.add(variable, functools.partial(make, tuple(variable.shape), dtype=variable._dtype))
+
+
+def _kind() -> Kind:
+    """What the variable that is being made belongs to: Keras' name scopes know who opened them."""
+    callers = [scope.caller for scope in global_state.get_global_attribute("name_scope_stack") or ()]
+    if callers and isinstance(callers[-1], keras.random.SeedGenerator):
+        return "seed"
+    for caller in callers:
+        if isinstance(caller, keras.optimizers.Optimizer):
+            return "optimizer"
+        if isinstance(caller, keras.metrics.Metric):
+            return "metric"
+    return "weight"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .accumulate import Accumulation, Reduction
+from .pipeline.options import Pipelining
 
 if TYPE_CHECKING:
     from openipu.optimizers.plan import OptimizerPlan
@@ -49,6 +50,10 @@ class Options:
     """Whether the optimizer's state is to live in host memory."""
     average_replicas: bool = False
     """Gradients are averaged over replicas instead of summed: what a `CrossReplicaOptimizer` asks for."""
+    stages: tuple[tuple[str, int], ...] | None = None
+    """Name and stage of each layer call (pipeline/assign.py). None: as `PipelineStage` says. Empty: not pipelined."""
+    pipelining: Pipelining | None = None
+    """How the stages are run; None is the same as `Pipelining()`."""
     live_callbacks: bool = False
     """Batch callbacks are called for each step, while the execution runs."""
     prefetch_depth: int | None = None
@@ -74,7 +79,9 @@ class Options:
 
     def to_json(self) -> str:
         """A text that `from_json` reads."""
-        return json.dumps(dataclasses.asdict(self), default=lambda member: member.name, indent=1)
+        plain = dataclasses.asdict(dataclasses.replace(self, pipelining=None))
+        plain["pipelining"] = None if self.pipelining is None else self.pipelining.to_dict()
+        return json.dumps(plain, default=lambda member: member.name, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Options:
@@ -82,5 +89,14 @@ class Options:
         values = json.loads(text)
         accumulation = values.pop("accumulation")
         method = Reduction.parse(accumulation.pop("method"))
+        if isinstance(accumulation["dtype"], list):
+            accumulation["dtype"] = tuple(accumulation["dtype"])
         reduction = MetricReduction.parse(values.pop("metric_reduction"))
-        return cls(accumulation=Accumulation(method=method, **accumulation), metric_reduction=reduction, **values)
+        stages, pipelining = values.pop("stages", None), values.pop("pipelining", None)
+        return cls(
+            accumulation=Accumulation(method=method, **accumulation),
+            metric_reduction=reduction,
+            stages=None if stages is None else tuple((name, stage) for name, stage in stages),
+            pipelining=None if pipelining is None else Pipelining.from_dict(pipelining),
+            **values,
+        )

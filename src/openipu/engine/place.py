@@ -29,17 +29,23 @@ class Place:
     batch_norm_group: int
 
 
-def place(system: System) -> Place:
-    """Where an unpipelined model runs on `system`: one replica on each device."""
-    settings = system.settings
-    group = settings.batch_norm_group
-    if len(system.devices) % group:
+def place(system: System, each: int = 1) -> Place:
+    """Where a model runs on `system`: as many replicas as there is room for, with `each` devices for one of them."""
+    settings, present = system.settings, len(system.devices)
+    group, count = settings.batch_norm_group, present // each
+    if count == 0:
+        raise ValueError(
+            f"The stages of the model need {each} devices, but {present} {'is' if present == 1 else 'are'} configured. "
+            f"Set `auto_select_ipus` to a multiple of {each}, or put several stages on one device with "
+            "`device_mapping`."
+        )
+    if count % group:
         raise ValueError(
             f"norms.experimental.distributed_batch_norm_replica_group_size is {group}, which does not divide the "
-            f"{len(system.devices)} replicas. Give a number that does."
+            f"{count} replicas. Give a number that does."
         )
     return Place(
-        Replicas(system.devices),
+        Replicas(system.devices[: count * each], each),
         system.generation,
         settings.allow_recompute,
         settings.connection in NOT_RUN,

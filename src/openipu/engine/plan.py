@@ -127,14 +127,19 @@ def describe_updates(feed: Feed, replicas: Replicas, options: Options) -> str:
     )
 
 
-def check_training(model: Any, options: Options) -> None:
-    """The rules about updates, before anything compiles."""
-    steps, size = positive("steps_per_execution", model.steps_per_execution), options.accumulation.steps
+def check_accumulation(name: str, steps: int, size: int) -> None:
+    """An execution holds whole updates."""
     if steps % size:
         raise RuntimeError(
-            f"`steps_per_execution` is {steps}, which is not a multiple of the {size} micro-batches that one update "
-            f"accumulates. Compile with a multiple of {size}, for example {_round_up(steps, size)}."
+            f"`{name}` is {steps}, which is not a multiple of the {size} micro-batches that one update accumulates. "
+            f"Give a multiple of {size}, for example {_round_up(steps, size)}."
         )
+
+
+def check_training(model: Any, options: Options) -> None:
+    """The rules about updates, before anything compiles."""
+    size = options.accumulation.steps
+    check_accumulation("steps_per_execution", positive("steps_per_execution", model.steps_per_execution), size)
     if size > 1 and keras_model.has_own_train_step(model):
         raise RuntimeError(
             f"Model {model.name!r} has its own `train_step`, which updates the weights at every micro-batch, but "

@@ -328,7 +328,6 @@ def _unknown(variable: Any) -> Any:
 
 
 _programs: collections.OrderedDict[Any, DeviceProgram] = collections.OrderedDict()
-devices.on_reset(_programs.clear)
 
 
 def device_program(fn: Callable[..., Any], ordinal: int) -> DeviceProgram:
@@ -337,6 +336,8 @@ def device_program(fn: Callable[..., Any], ordinal: int) -> DeviceProgram:
     key = (fn, place, ordinal)
     program = _programs.get(key)
     if program is None:
+        for old in [old for old in _programs if old[1].generation != place.generation]:
+            del _programs[old]
         program = _programs[key] = DeviceProgram(fn, place, ordinal)
         while len(_programs) > KEPT:
             _programs.popitem(last=False)

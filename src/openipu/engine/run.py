@@ -10,8 +10,8 @@ import collections
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from openipu.optimizers.plan import describe
 
@@ -27,12 +27,15 @@ from .live import Live, Teller
 from .loop import Loop, Result
 from .model import Held
 from .options import MetricReduction, Options
+from .pipeline.assign import is_pipelined
+from .pipeline.plan import StagePlan, make_plan, make_stage_loop
 from .place import Place
 from .place import place as make_place
 from .plan import check_training, describe_updates, limited, make_feed, positive
+from .position import Position
 from .shard import make_shards
-from .spread import Spread
-from .state import Mode, parts_of, state_of
+from .spread import AnySpread, Spread
+from .state import Mode, State, parts_of, state_of
 
 log = logging.getLogger("openipu")
 
@@ -45,20 +48,15 @@ class StepFunction:
     `train_on_batch`, `test_on_batch` and `predict_on_batch` call it with the parts of the state that they know.
     """
 
-    def __init__(self, model: Any, mode: Mode, place: Place, options: Options) -> None:
-        replicas, accumulation = place.replicas, Accumulation()
+    def __init__(self, model: Any, mode: Mode, place: Place, options: Options, plan: StagePlan | None = None) -> None:
         self.place, self.options, self._mode = place, options, mode
-        self.spread = Spread(replicas)
-        twin = None
-        if mode == "train":
-            accumulation = options.accumulation
-            if options.shard_optimizer and replicas.count > 1:
-                shards, twin = make_shards(model.optimizer, model.trainable_variables, replicas, keras_model.decays)
-                self.spread = replace(self.spread, shards=shards)
-            self.spread = replace(self.spread, offloaded=offload.is_offloaded(options, replicas))
-        step = keras_model.make_step(model, mode, place, options, self.spread, twin)
-        self.live = Live(options.buffer_depth) if options.live_callbacks else None
-        self.loop = Loop(f"{model.name}_{mode}", step, place, accumulation, self.spread, self.live)
+        self.live = Live(options.buffer_depth) if options.live_callbacks and plan is None else None
+        self.loop: Loop
+        self.spread: AnySpread
+        if plan is not None:
+            self.loop, self.spread = make_stage_loop(model, mode, place, options, plan)
+        else:
+            self.loop, self.spread = _make_loop(model, mode, place, options, self.live)
 
     def __call__(self, parts: tuple[Any, ...], iterator: Iterator[Any]) -> tuple[Any, tuple[Any, ...]]:
         """One step on the next batch."""
@@ -68,6 +66,45 @@ class StepFunction:
         return value, parts_of(self._mode, self.spread.gather(state))
 
 
+def _make_loop(model: Any, mode: Mode, place: Place, options: Options, live: Live | None) -> tuple[Loop, Spread]:
+    """The loop of a model that is not pipelined, and how its state lies on the devices."""
+    replicas, accumulation = place.replicas, Accumulation()
+    spread, twin = Spread(replicas), None
+    if mode == "train":
+        accumulation = options.accumulation.of_weights(model.trainable_variables)
+        if options.shard_optimizer and replicas.count > 1:
+            shards, twin = make_shards(model.optimizer, model.trainable_variables, replicas, keras_model.decays)
+            spread = replace(spread, shards=shards)
+        spread = replace(spread, offloaded=offload.is_offloaded(options, replicas))
+    step = keras_model.make_step(model, mode, place, options, spread, twin)
+    return Loop(f"{model.name}_{mode}", step, place, accumulation, spread, live), spread
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A running `fit` between two executions: all that another process needs in order to go on from here.
+
+    `state` is a `Held.snapshot`, `epoch` Keras' number of the epoch and `logs` those of the last execution. `resumed`
+    is called when all is in place: after `on_epoch_begin`, which this moment had behind it.
+    """
+
+    epoch: int
+    position: Position
+    state: State
+    logs: Logs
+    resumed: Callable[[], None]
+
+
+class Keeper(Protocol):
+    """Somebody who saves moments of a `fit`."""
+
+    def executed(self, position: Position, state: Callable[[], State], logs: Logs, last: bool) -> None:
+        """An execution was launched, perhaps the epoch's last one; `state()` is the state after it."""
+
+    def finish(self) -> None:
+        """Training is over or has failed."""
+
+
 class Session:
     """A model under a strategy: where it runs, its loops, and its state while executions run."""
 
@@ -75,9 +112,16 @@ class Session:
         self.model, self.strategy = model, strategy
         self.options = Options()
         self._held: list[Held] = []
+        self._plans: dict[Any, StagePlan] = {}
         self._live: Live | None = None
         self.validation: Feed | None = None
         """The validation data of a running `fit`, kept over its epochs."""
+        self.callbacks: Any = None
+        """The callbacks of a running `fit`."""
+        self.resume: Moment | None = None
+        """Where a `fit` goes on, if not at its beginning. Set by a callback when training begins."""
+        self.keeper: Keeper | None = None
+        """Who saves a running `fit`. Set by a callback when training begins."""
 
     @property
     def effective_options(self) -> Options:
@@ -90,9 +134,23 @@ class Session:
         self.options = options
 
     @property
+    def pipelined(self) -> bool:
+        """Whether the model runs in stages."""
+        return is_pipelined(self.model, self.options.stages)
+
+    @property
     def place(self) -> Place:
         """Where the model runs under the current configuration."""
-        return make_place(self.strategy.system)
+        return make_place(self.strategy.system, self.plan("test").device_count if self.pipelined else 1)
+
+    def plan(self, mode: Mode) -> StagePlan:
+        """How the stages of a pipelined model are spread over devices; kept as long as the model stays the same."""
+        options = self.effective_options
+        key = (mode == "train", options, tuple(map(id, self.model.layers)), self.strategy.system.settings)
+        if key not in self._plans:
+            self._plans = {old: plan for old, plan in self._plans.items() if old[1:] == key[1:]}
+            self._plans[key] = make_plan(self.model, mode, options, self.strategy.system.settings)
+        return self._plans[key]
 
     def function(self, mode: Mode, force: bool = False) -> StepFunction:
         """The model's step function for `mode`, made anew after `compile` and after a change of configuration."""
@@ -103,8 +161,8 @@ class Session:
         if force or not isinstance(current, StepFunction) or (current.place, current.options) != (place, options):
             keras_model.mention_jit(self.model)
             if place.replicas.count > 1 and mode != "predict":
-                keras_model.mention_metrics(self.model)
-            current = StepFunction(self.model, mode, place, options)
+                keras_model.mention_metrics(self.model.name, self.model.metrics)
+            current = StepFunction(self.model, mode, place, options, self.plan(mode) if self.pipelined else None)
             setattr(self.model, name, current)
         return current
 
@@ -120,25 +178,39 @@ class Session:
         """Run one epoch; gives the logs, or outputs, of each execution after the callbacks have seen them."""
         function = self.function(mode)
         loop, live, held = function.loop, function.live, Held(self.model, mode, function.spread)
+        keeper, resume = (self.keeper, self.resume) if mode == "train" else (None, None)
+        if resume is not None:
+            self.resume = None
+            held.load(resume.state)
+            feed.resume(resume.position)
+            resume.resumed()
         began = getattr(callbacks, f"on_{mode}_batch_begin")
         ended = getattr(callbacks, f"on_{mode}_batch_end")
-        slabs = _Ahead(feed.epoch(), -(-(function.options.prefetch_depth or 1) // feed.width))
+        # A checkpoint says where the data is, so nothing may be read further ahead.
+        depth = 1 if keeper else -(-(function.options.prefetch_depth or 1) // feed.width)
+        slabs = _Ahead(feed.epoch(), depth)
         running: Any = None
         self._held.append(held)
         try:
             for slab in slabs:
+                position = feed.position() if keeper else None
                 if live is not None:
-                    yield self._run_live(mode, loop, live, held, feed.source.resident, slab, slabs, began, ended)
-                    continue
-                began(slab.begin)
-                results = held.run(loop.execute, feed.source.resident, slab)
-                slabs.prepare()
-                # At most two executions are under way, so that memory does not grow with the number of steps.
-                jax.block_until_ready(running)
-                running = results[-1].value
-                value = _rows(results) if mode == "predict" else results[-1].value
-                ended(slab.end, {"outputs": value} if mode == "predict" else value)
+                    value = self._run_live(mode, loop, live, held, feed.source.resident, slab, slabs, began, ended)
+                else:
+                    began(slab.begin)
+                    results = held.run(loop.execute, feed.source.resident, slab)
+                    slabs.prepare()
+                    # At most two executions are under way, so that memory does not grow with the number of steps.
+                    jax.block_until_ready(running)
+                    running = results[-1].value
+                    value = _rows(results) if mode == "predict" else results[-1].value
+                    ended(slab.end, {"outputs": value} if mode == "predict" else value)
+                if keeper and position:
+                    keeper.executed(position, held.snapshot, value, slabs.ended)
+                resume = None
                 yield value
+            if resume is not None:
+                yield resume.logs
         finally:
             held.sync()
             self._held.pop()
@@ -185,21 +257,39 @@ def _outputs_of(rows: Any, slab: Slab, batch: int) -> Logs:
     return {"outputs": jax.tree.map(lambda a: a[batch * size : stop], rows)}
 
 
+def launches(
+    feed: Feed, execute: Callable[..., list[Result]], began: Callable[[Slab], Any]
+) -> Iterator[tuple[Slab, list[Result]]]:
+    """`execute(resident, slab)` for each slab of an epoch; gives what was launched, while the next slab is at hand."""
+    slabs = _Ahead(feed.epoch())
+    running: Any = None
+    for slab in slabs:
+        began(slab)
+        results = execute(feed.source.resident, slab)
+        slabs.prepare()
+        # At most two executions are under way, so that memory does not grow with the number of steps.
+        jax.block_until_ready(running)
+        running = results[-1].value
+        yield slab, results
+
+
 class _Ahead:
     """An iterator whose next elements can be made early. An error in making one is kept until it is asked for."""
 
-    def __init__(self, slabs: Iterator[Slab], depth: int) -> None:
+    def __init__(self, slabs: Iterator[Slab], depth: int = 1) -> None:
         self._slabs, self._depth = slabs, depth
         self._ready: collections.deque[Callable[[], Slab]] = collections.deque()
-        self._ended = False
+        self._failed = False
+        self.ended = False
+        """Whether it is known that there is no next element, where the depth is 1."""
 
     def prepare(self) -> None:
-        while len(self._ready) < self._depth and not self._ended:
+        while len(self._ready) < self._depth and not self._failed:
             try:
                 slab = next(self._slabs)
             except BaseException as error:
                 self._ready.append(_raiser(error))
-                self._ended = True
+                self._failed, self.ended = True, isinstance(error, StopIteration)
             else:
                 self._ready.append(functools.partial(_same, slab))
 
@@ -270,12 +360,16 @@ def fit(
     callbacks = keras_model.callback_list(
         model, callbacks, add_history=True, verbose=verbose, epochs=epochs, steps=feed.num_steps
     )
-    session.validation = None
+    session.validation = session.resume = session.keeper = None
+    session.callbacks = callbacks
     model.stop_training = False
     epoch_logs: Logs = {}
     callbacks.on_train_begin()
     try:
-        for epoch in range(keras_model.start_epoch(model, initial_epoch), epochs):
+        start = keras_model.start_epoch(model, initial_epoch)
+        if session.resume is not None and session.resume.epoch < start:
+            session.resume = None
+        for epoch in range(session.resume.epoch if session.resume else start, epochs):
             model.reset_metrics()
             callbacks.on_epoch_begin(epoch)
             epoch_logs = _run_metrics(session, "train", feed, callbacks, lambda: model.stop_training)
@@ -295,7 +389,9 @@ def fit(
             if model.stop_training:
                 break
     finally:
-        session.validation = None
+        if session.keeper is not None:
+            session.keeper.finish()
+        session.validation = session.resume = session.keeper = session.callbacks = None
         if epochs > 0:
             keras_model.finalize(model)
     callbacks.on_train_end(logs=epoch_logs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,19 @@ from . import offload
 from .replicate import Replicas
 from .shard import Shards
 from .state import State
+
+
+class AnySpread(Protocol):
+    """A way to lay a model's state on devices."""
+
+    def spread(self, state: State) -> State:
+        """A model's state on the devices."""
+
+    def gather(self, state: State) -> State:
+        """The inverse: plain arrays on one device."""
+
+    def own_metrics(self, rows: list[Any]) -> list[Any]:
+        """Metrics that as many replicas have counted as there are here, on their devices; else nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,11 @@ class Spread:
             ],
             [jnp.asarray(np.asarray(m).sum(0), m.dtype) for m in state.metrics],
         )
+
+    def own_metrics(self, rows: list[Any]) -> list[Any]:
+        """Metrics that as many replicas have counted as there are here, on their devices; else nothing."""
+        fits = rows and rows[0].shape[0] == self.replicas.count
+        return list(jax.device_put(rows, self.replicas.split(0))) if fits else []
 
     def axes(self, state: State) -> State:
         """The axis along which each part of a spread state is split over replicas, None for what all have."""

@@ -14,17 +14,20 @@ from typing import Any
 from openipu.config.notices import name_once
 from openipu.engine import model as keras_model
 from openipu.engine import run
-from openipu.engine.accumulate import Accumulation, Reduction
+from openipu.engine.accumulate import Accumulation, Reduction, dtype_option
 from openipu.engine.options import MetricReduction, Options
 from openipu.ipu_infeed_queue import checked_depth
 from openipu.ipu_outfeed_queue import checked_buffer_depth
 
 import keras
 
+from .arguments import steps, yes_or_no
+from .pipelining import PipeliningExtension, saved_stages
+
 OPTIONS_FILE = "openipu.json"
 
 
-class ModelExtension:
+class ModelExtension(PipeliningExtension):
     """Trains, evaluates and predicts through compiled device loops."""
 
     _ipu_session: run.Session
@@ -79,8 +82,9 @@ class ModelExtension:
             gradient_accumulation_reduction_method: "sum" (default: the learning rate acts on the sum of the gradients),
                 "mean" or "running_mean".
             use_v2_gradient_accumulation_optimizer: Accepted for scripts that give it; there is one way here.
-            **gradient_accumulation_optimizer_kwargs: `dtype` to accumulate in, `replicated_optimizer_state_sharding`,
-                `offload_weight_update_variables`, and `name`, which is accepted and not used.
+            **gradient_accumulation_optimizer_kwargs: `dtype` to accumulate in (or a function that gives that of a
+                variable), `replicated_optimizer_state_sharding`, `offload_weight_update_variables`, and `name`, which
+                is accepted and not used.
         """
         extra = dict(gradient_accumulation_optimizer_kwargs)
         for key in ("opt", "num_mini_batches", "experimental_normalize_gradients"):
@@ -94,15 +98,14 @@ class ModelExtension:
         if unknown:
             raise ValueError(f"Unknown options {unknown}. Those known are {', '.join(known)}.")
         old = self._ipu_session.options
-        steps = _steps(gradient_accumulation_steps_per_replica, old.accumulation.steps)
+        count = steps(gradient_accumulation_steps_per_replica, old.accumulation.steps)
         method = Reduction.parse(gradient_accumulation_reduction_method)
-        dtype = None if extra.get("dtype") is None else keras.backend.standardize_dtype(extra["dtype"])
         self._ipu_session.set_options(
             dataclasses.replace(
                 old,
-                accumulation=Accumulation(steps, method, dtype),
-                shard_optimizer=_yes_or_no(extra, "replicated_optimizer_state_sharding", False),
-                offload_optimizer=_yes_or_no(extra, "offload_weight_update_variables", None),
+                accumulation=Accumulation(count, method, dtype_option(extra.get("dtype"))),
+                shard_optimizer=yes_or_no(extra, "replicated_optimizer_state_sharding", False),
+                offload_optimizer=yes_or_no(extra, "offload_weight_update_variables", None),
             )
         )
 
@@ -139,24 +142,16 @@ class ModelExtension:
 
     def save_assets(self, dir_path: str) -> None:
         """Write the options beside the weights. Plain Keras reads the rest of the file and leaves this alone."""
-        pathlib.Path(dir_path, OPTIONS_FILE).write_text(self._ipu_session.options.to_json())
+        options = self._ipu_session.options
+        accumulation = options.accumulation.of_weights(keras_model.variables(self, "predict").trainable)
+        options = dataclasses.replace(options, stages=saved_stages(self, options.stages), accumulation=accumulation)
+        pathlib.Path(dir_path, OPTIONS_FILE).write_text(options.to_json())
 
     def load_assets(self, dir_path: str) -> None:
         """Read what `save_assets` wrote; a model that plain Keras saved has nothing to read."""
         path = pathlib.Path(dir_path, OPTIONS_FILE)
         if path.exists():
             self._ipu_session.set_options(Options.from_json(path.read_text()))
-
-
-def _steps(value: Any, old: int) -> int:
-    if value is None:
-        return old
-    if type(value) is not int or value < 1:
-        raise ValueError(
-            f"`gradient_accumulation_steps_per_replica` is {value!r}, but it counts micro-batches: give a whole number "
-            "of 1 or more."
-        )
-    return value
 
 
 _INFEED_OWN = ("dataset", "infeed_spec", "element_spec", "_internal_id", "device_ordinal")
@@ -178,13 +173,6 @@ def _feed_option(options: dict[str, Any], name: str, own: tuple[str, ...], check
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"`{name}` is {value!r}, but it switches something on or off: give True or False.")
-    return value
-
-
-def _yes_or_no(options: dict[str, Any], name: str, default: Any) -> Any:
-    value = options.get(name, default)
-    if value is not default and not isinstance(value, bool):
         raise ValueError(f"`{name}` is {value!r}, but it switches something on or off: give True or False.")
     return value
 

@@ -8,9 +8,23 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from openipu.ops import all_to_all_op, cross_replica_ops, reduce_scatter_op, replication_ops, within_replica_ops
+    from openipu.ops import (
+        all_to_all_op,
+        cross_replica_ops,
+        pipelining_ops,
+        reduce_scatter_op,
+        replication_ops,
+        within_replica_ops,
+    )
 
-__all__ = ["all_to_all_op", "cross_replica_ops", "reduce_scatter_op", "replication_ops", "within_replica_ops"]
+__all__ = [
+    "all_to_all_op",
+    "cross_replica_ops",
+    "pipelining_ops",
+    "reduce_scatter_op",
+    "replication_ops",
+    "within_replica_ops",
+]
 
 
 def __getattr__(name: str) -> ModuleType:

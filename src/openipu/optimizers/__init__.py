@@ -8,20 +8,26 @@ from openipu.gradient_accumulation import GradientAccumulationReductionMethod
 from .base import IpuOptimizer
 from .plan import OptimizerPlan, describe, map_gradients, unwrapped, update
 from .wrappers import (
+    CrossReplicaGradientAccumulationOptimizer,
     CrossReplicaGradientAccumulationOptimizerV2,
     CrossReplicaOptimizer,
+    GradientAccumulationOptimizer,
     GradientAccumulationOptimizerV2,
     MapGradientOptimizer,
+    ShardedOptimizer,
 )
 
 __all__ = [
+    "CrossReplicaGradientAccumulationOptimizer",
     "CrossReplicaGradientAccumulationOptimizerV2",
     "CrossReplicaOptimizer",
+    "GradientAccumulationOptimizer",
     "GradientAccumulationOptimizerV2",
     "GradientAccumulationReductionMethod",
     "IpuOptimizer",
     "MapGradientOptimizer",
     "OptimizerPlan",
+    "ShardedOptimizer",
     "describe",
     "map_gradients",
     "unwrapped",

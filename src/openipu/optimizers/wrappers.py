@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from openipu.engine.accumulate import Accumulation, Reduction
+from openipu.engine.accumulate import Accumulation, Reduction, dtype_option
 
 import jax.numpy as jnp
 import keras
@@ -51,7 +51,8 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
         offload_weight_update_variables: Whether the optimizer's state lives in the host's memory between updates. None:
             decided by the engine.
         replicated_optimizer_state_sharding: Whether each replica keeps only its share of the optimizer's state.
-        dtype: What gradients are added up in; None: the dtype of each weight.
+        dtype: What gradients are added up in, or a function that gives it for a weight; None: the dtype of each
+            weight.
         reduction_method: SUM, MEAN or RUNNING_MEAN, as a member of `GradientAccumulationReductionMethod` or by name.
         name: The name of this wrapper.
     """
@@ -79,7 +80,7 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
                     f"An optimizer that accumulates {inner.accumulation.steps} micro-batches is inside one that "
                     f"accumulates {steps}. Wrap it once, with the number that one update is to have."
                 )
-        self.accumulation = Accumulation(steps, Reduction.parse(reduction_method), _dtype(dtype))
+        self.accumulation = Accumulation(steps, Reduction.parse(reduction_method), dtype_option(dtype))
         self.offload_weight_update_variables = _flag(
             "offload_weight_update_variables", offload_weight_update_variables, optional=True
         )
@@ -99,6 +100,11 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Everything that makes an equal optimizer."""
+        if callable(self.accumulation.dtype):
+            raise ValueError(
+                f"`dtype` of {self.name!r} is the function {self.accumulation.dtype!r}, which cannot be saved. Give a "
+                "dtype, or give the function to `model.set_gradient_accumulation_options`."
+            )
         return {
             **super().get_config(),
             "num_mini_batches": self.accumulation.steps,
@@ -135,6 +141,64 @@ class CrossReplicaGradientAccumulationOptimizerV2(GradientAccumulationOptimizerV
             reduction_method,
             name,
         )
+
+
+@_registered
+class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
+    """The older name of `GradientAccumulationOptimizerV2`, which gives the sum over micro-batches.
+
+    Args:
+        opt: Any Keras optimizer: an instance, a name, or a config.
+        num_mini_batches: Micro-batches per update and replica.
+        verify_usage: Accepted; that executions are whole numbers of updates is always checked.
+        name: The name of this wrapper.
+    """
+
+    def __init__(
+        self, opt: Any, num_mini_batches: int, verify_usage: bool = True, name: str = "GradientAccumulationOptimizer"
+    ) -> None:
+        super().__init__(opt, num_mini_batches, name=name)
+        self.verify_usage = _flag("verify_usage", verify_usage)
+
+    def get_config(self) -> dict[str, Any]:
+        """Everything that makes an equal optimizer."""
+        config = super().get_config()
+        kept = {name: config[name] for name in ("opt", "num_mini_batches", "name")}
+        return {**kept, "verify_usage": self.verify_usage}
+
+
+@_registered
+class CrossReplicaGradientAccumulationOptimizer(GradientAccumulationOptimizer, CrossReplicaOptimizer):
+    """The older name of `CrossReplicaGradientAccumulationOptimizerV2`.
+
+    The arguments are those of `GradientAccumulationOptimizer`.
+    """
+
+    def __init__(
+        self,
+        opt: Any,
+        num_mini_batches: int,
+        verify_usage: bool = True,
+        name: str = "CrossReplicaGradientAccumulationOptimizer",
+    ) -> None:
+        super().__init__(opt, num_mini_batches, verify_usage, name)
+
+
+@_registered
+class ShardedOptimizer(IpuOptimizer):
+    """Updates each weight on the device that has it, which every optimizer does here: the inner optimizer.
+
+    Args:
+        optimizer: Any Keras optimizer: an instance, a name, or a config.
+    """
+
+    def __init__(self, optimizer: Any, name: str = "ShardedOptimizer") -> None:
+        super().__init__(optimizer, name)
+
+    def get_config(self) -> dict[str, Any]:
+        """Everything that makes an equal optimizer."""
+        config = super().get_config()
+        return {"optimizer": config["opt"], "name": config["name"]}
 
 
 @_registered
@@ -216,21 +280,3 @@ def _flag(name: str, value: Any, *, optional: bool = False) -> Any:
     if not isinstance(value, bool) and not (optional and value is None):
         raise ValueError(f"`{name}` is {value!r}. Give True or False{', or None' if optional else ''}.")
     return value
-
-
-def _dtype(value: Any) -> str | None:
-    """The name of a floating dtype."""
-    if value is None:
-        return None
-    try:
-        name = str(keras.backend.standardize_dtype(value))
-    except ValueError:
-        if not callable(value):
-            raise
-        raise ValueError(
-            f"`dtype` is the function {value!r}, but all gradients are added up in one dtype here. Give a dtype, or "
-            "None for the dtype of each weight."
-        ) from None
-    if "float" not in name:
-        raise ValueError(f"`dtype` is {name!r}, but gradients are added up in a floating dtype. Give one of those.")
-    return name

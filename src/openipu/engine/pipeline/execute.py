@@ -114,7 +114,8 @@ class Pipeline:
             return live._replace(mailbox=self._exchange(row, me, live))
 
         ends = jnp.asarray(_ends(table))
-        return lax.fori_loop(0, ends[flow.most], tick, live).carry
+        done: _Live = lax.fori_loop(0, ends[flow.most], tick, live)
+        return done.carry
 
     def _forward(
         self, stage: int, work: Work, me: Any, weights: Buffers, optimizer: list[Any], flow: Flow, live: _Live
@@ -220,7 +221,8 @@ class Pipeline:
 
         if self.table.rounds == 0:
             return live.mailbox
-        return lax.switch(row.exchange, [through(rounds) for rounds in self.table.exchanges], live.mailbox)
+        mailbox: Vectors = lax.switch(row.exchange, [through(rounds) for rounds in self.table.exchanges], live.mailbox)
+        return mailbox
 
     def _if_active(self, active: Any, after: After, around: Around, whole: Any, changing: Sequence[int]) -> After:
         """What a stage leaves behind, of its state what changes. Without the micro-batch: what was there before.
@@ -265,7 +267,8 @@ class _Live(NamedTuple):
 
 
 def _only_if(condition: Any, run: Callable[[dict[str, Any]], dict[str, Any]], writes: dict[str, Any]) -> dict[str, Any]:
-    return lax.cond(condition, lambda w: run(dict(w)), lambda w: w, writes)
+    new: dict[str, Any] = lax.cond(condition, lambda w: run(dict(w)), lambda w: w, writes)
+    return new
 
 
 def _like(new: list[Any], old: list[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from openipu.engine.accumulate import Accumulation
@@ -85,14 +86,13 @@ class StagedExecution:
             kept = (carry.kept, kept[1])
             if self.tail is not None:
                 once = Flow(
-                    lambda m: fetch(resident, tail), 1, jnp.asarray(of_tail, jnp.int32), share(tail_rows),
+                    lambda _: fetch(resident, tail), 1, jnp.asarray(of_tail, jnp.int32), share(tail_rows),
                     False, self._keeper(0),
                 )  # fmt: skip
                 separate = self.step.collect == "all"
                 carry = carry._replace(kept=kept[1]) if separate else carry
-                carry = lax.cond(
-                    counts.has_tail & ~whole, lambda c: self.tail.run(weights, optimizer, c, once), lambda c: c, carry
-                )
+                run = partial(self.tail.run, weights, optimizer, flow=once)
+                carry = lax.cond(counts.has_tail & ~whole, run, lambda c: c, carry)
                 kept = (kept[0], carry.kept) if separate else (carry.kept, kept[1])
             state = state._replace(non_trainable=listed(carry.state), metrics=carry.metrics)
             return (self._updated(state, carry.total) if training else state), kept
@@ -103,6 +103,7 @@ class StagedExecution:
         return self._results(state, kept), state
 
     def _updated(self, state: State, total: Any) -> State:
+        assert self.spread.update is not None
         slots, common = self.spread.slots(state)
         weights, slots, common = self.spread.update.apply(numbered(state.trainable), slots, common, total)
         return self.spread.with_optimizer(state._replace(trainable=listed(weights)), slots, common)

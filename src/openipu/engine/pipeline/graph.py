@@ -49,6 +49,11 @@ class Node:
         return isinstance(self.operation, keras.Layer)
 
     @property
+    def key(self) -> tuple[int, int]:
+        """The same for the same call in another graph of the model."""
+        return id(self.operation), self.index
+
+    @property
     def inputs(self) -> list[Tensor]:
         """The tensors that it uses."""
         return [leaf for leaf in keras.tree.flatten((self.args, self.kwargs)) if keras_model.is_symbolic(leaf)]
@@ -65,7 +70,7 @@ class Node:
         return f"{name} (call {self.index})" if self.index else name
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Graph:
     """The calls of a model. A tensor is known by its identity; each is the output of one node, or an input."""
 
@@ -76,6 +81,18 @@ class Graph:
     """Tensors in the structure of the model's outputs."""
     traced: bool
     """Whether it comes from tracing `call`, so that it holds only for the shapes and the mode of the trace."""
+    training: bool
+    """The mode of the trace."""
+
+    def sources(self) -> dict[int, list[Any]]:
+        """For each node, by identity: the layers, or inputs, that it uses directly or through operations."""
+        made: dict[int, list[Any]] = {id(tensor): [tensor] for tensor in self.inputs}
+        found: dict[int, list[Any]] = {}
+        for node in self.nodes:
+            used = {id(source): source for tensor in node.inputs for source in made[id(tensor)]}
+            found[id(node)] = list(used.values())
+            made.update((id(t), [node.operation] if node.is_layer else found[id(node)]) for t in node.outputs)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +135,7 @@ def graph_of(model: Any, input_spec: Any = None, training: bool = False) -> Grap
     inputs = tuple(_fresh(tensor) for tensor in record.inputs)
     tensors = {id(tensor): new for tensor, new in zip(record.inputs, inputs, strict=True)}
     build.add(record, tensors, _Around(training="as run" if known else None))
-    return Graph(model, tuple(build.nodes), inputs, _replaced(record.outputs, tensors), not known)
+    return Graph(model, tuple(build.nodes), inputs, _replaced(record.outputs, tensors), not known, training)
 
 
 def _trace(model: Any, spec: Any, training: bool) -> keras_model.Recording:
@@ -134,10 +151,8 @@ def _built_spec(model: Any) -> Any:
             f"The stages of model {model.name!r} are not known before it is built. Call `model.build(input_shape)`, or "
             "call the model on a batch."
         )
-    is_shape = all(isinstance(size, int | None) for size in shapes) if isinstance(shapes, tuple | list) else False
-    if is_shape:
-        return keras.KerasTensor(shapes)
-    return keras.tree.map_shape_structure(keras.KerasTensor, shapes)
+    # Code that asks for the number of rows wants a number.
+    return keras.tree.map_shape_structure(lambda shape: keras.KerasTensor((shape[0] or 1, *shape[1:])), shapes)
 
 
 def _dtype(leaf: Any) -> str:

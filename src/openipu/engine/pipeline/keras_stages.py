@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from openipu.engine import model as keras_model
+from openipu.engine.execution import rows_of
 from openipu.engine.place import Place
 from openipu.engine.state import Mode, State
 from openipu.optimizers.plan import map_gradients
@@ -139,7 +140,6 @@ def _numbers(variables: Sequence[Any], known: dict[int, int]) -> tuple[int, ...]
 
 
 def _on_one_replica(place: Place, run: Any, weights: Arrays, boundary: Arrays, around: Around) -> Any:
-    def micro(_state: Any, _batch: Any) -> Any:
+    rows = rows_of(around.batch)
+    with keras_model.one_of_several(place.replicas, place.batch_norm_group, lambda: rows, around.active):
         return run(weights, boundary, around)
-
-    return keras_model.on_one_of(place.replicas, place.batch_norm_group, micro, (), around.batch, around.active)

@@ -12,6 +12,7 @@ from openipu.engine.feed import Slab
 from openipu.engine.loop import Loop
 from openipu.engine.place import Place
 from openipu.engine.replicate import AXIS
+from openipu.engine.spread import Spread
 from openipu.engine.state import State, Step
 
 import jax
@@ -67,18 +68,18 @@ class StageLoop(Loop):
         spread: StageSpread,
         staging: Staging,
     ) -> None:
-        super().__init__(name, step, place, accumulation, spread)
-        self._staging = staging
+        super().__init__(name, step, place, accumulation, Spread(place.replicas))
+        self._staged_spread, self._staging = spread, staging
 
-    def _execution(self, state: State, resident: Tree, slab: Slab) -> Callable[..., tuple[Any, State]]:
-        replicas, specs = self._place.replicas, self._spread.specs(state)
+    def _execution(self, state: State, _resident: Tree, _slab: Slab) -> Callable[..., tuple[Any, State]]:
+        replicas, specs = self._place.replicas, self._staged_spread.specs(state)
 
         def run(state: State, resident: Tree, body: Tree, counts: Any, tail: Tree) -> tuple[Any, State]:
             mine = jax.tree.map(lambda a: a[:, 0], body)
-            own = self._spread.own_part(state)
+            own = self._staged_spread.own_part(state)
             execution = self._staged(own, resident, mine, tail)
             value, new = execution.run(own, resident, mine, Counts.unpack(counts), tail)
-            return value, self._spread.rejoin(new)
+            return value, self._staged_spread.rejoin(new)
 
         value = (P(None, AXIS), P()) if self._step.collect == "all" else P()
         return jax.shard_map(
@@ -98,10 +99,10 @@ class StageLoop(Loop):
         if tail is not None:
             small, small_result = self._pipeline(staging.single(), state, jax.eval_shape(fetch, resident, tail))
         count = staging.micro_batches or int(table.forward.micro_batch.max()) + 1
-        return StagedExecution(self._step, self._spread, full, small, count, (result, small_result))
+        return StagedExecution(self._step, self._staged_spread, full, small, count, (result, small_result))
 
     def _pipeline(self, table: Compiled, state: State, batch: Tree) -> tuple[Pipeline, Tree]:
-        replicas, spread = self._place.replicas, self._spread
+        replicas, spread = self._place.replicas, self._staged_spread
         common, active = spread.slots(state)[1], jax.ShapeDtypeStruct((), bool)
         around = Around(batch, specs_of(common), active, [], specs_of(state.metrics))
         return make_pipeline(

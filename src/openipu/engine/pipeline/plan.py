@@ -6,16 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openipu.config.settings import Settings
 from openipu.engine import model as keras_model
 from openipu.engine.accumulate import Accumulation
 from openipu.engine.options import Options
 from openipu.engine.place import Place
 from openipu.engine.state import Mode
 
+from .assign import stages_of_model
 from .keras_stages import stage_functions
 from .loop import StageLoop, Staging
+from .options import Pipelining
 from .packing import Spec
+from .rules import check_model, check_training, devices_of_stages, one_dtype
 from .schedules import Schedule
+from .sharded import ShardedUpdate
 from .split import Stage
 from .spread import StageSpread
 from .store import Store, make_store
@@ -37,6 +42,43 @@ class StagePlan:
         return 1 + max(self.devices)
 
 
+def make_plan(model: Any, mode: Mode, options: Options, settings: Settings) -> StagePlan:
+    """The plan for a built model, after its rules have been checked."""
+    check_model(model)
+    pipelining = options.pipelining or Pipelining()
+    if not keras_model.is_built(model):
+        raise RuntimeError(
+            f"Model {model.name!r} is pipelined but not built, so its stages are not known. Call "
+            "`model.build(input_shape)`, or call it on a batch."
+        )
+    stages = stages_of_model(model, options.stages, training=mode == "train")
+    devices = devices_of_stages(pipelining, len(stages))
+    if mode == "train":
+        check_training(pipelining, options.accumulation, len(stages))
+    _check_state(stages, devices)
+    return StagePlan(stages, devices, pipelining.schedule, settings.allow_recompute)
+
+
+def _check_state(stages: Sequence[Stage], devices: Sequence[int]) -> None:
+    """Layers with moving statistics cannot be on two devices: each would have its own."""
+    for stage in stages:
+        for variable in stage.borrows:
+            owner = next(other for other in stages if any(v is variable for v in other.variables))
+            far = devices[owner.index] != devices[stage.index]
+            if far and not variable.trainable and "float" in variable.dtype and _changes(variable, stage):
+                raise ValueError(
+                    f"{variable.path!r} is state that training changes, used by stages {owner.index} and "
+                    f"{stage.index} on different devices. Put both on one device with `device_mapping`, or use a layer "
+                    "of its own in each stage."
+                )
+
+
+def _changes(variable: Any, stage: Stage) -> bool:
+    """Whether a variable is more than a frozen weight: then its layer is trained."""
+    layers = [node.operation for node in stage.nodes if node.is_layer]
+    return any(layer.trainable and any(v is variable for v in layer.variables) for layer in layers)
+
+
 def make_stage_loop(
     model: Any, mode: Mode, place: Place, options: Options, plan: StagePlan
 ) -> tuple[StageLoop, StageSpread]:
@@ -47,10 +89,11 @@ def make_stage_loop(
     update = None
     accumulation = Accumulation()
     if mode == "train":
-        accumulation = options.accumulation
+        accumulation = one_dtype(options.accumulation.of_weights(owners.trainable))
         update = make_update(
             model.optimizer, owners.trainable, weights, options.average_replicas, place.replicas,
             keras_model.decays, keras_model.forget,
+            ShardedUpdate if options.shard_optimizer and place.replicas.count > 1 else None,
         )  # fmt: skip
     spread = StageSpread(place.replicas, weights, state, update)
     common = update.common if update is not None else ()

@@ -68,10 +68,11 @@ def check(
             f"Use {' or '.join(map(str, _neighbours(micro_batches, multiple)))} "
             "(`gradient_accumulation_steps_per_replica` in training, `steps_per_execution` in evaluate and predict)."
         )
-    return tuple(range(stages)) if devices is None else _check_devices(stages, devices)
+    return tuple(range(stages)) if devices is None else check_devices(stages, devices)
 
 
-def _check_devices(stages: int, devices: Sequence[int]) -> tuple[int, ...]:
+def check_devices(stages: int, devices: Sequence[int]) -> tuple[int, ...]:
+    """The device of each stage, or say what is wrong with them."""
     devices = tuple(devices)
     if len(devices) != stages:
         raise ValueError(

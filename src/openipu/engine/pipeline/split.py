@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from openipu.engine import model as keras_model
 
 import keras
 
-from .graph import Entry, Graph, Node, Tensor
+from .graph import Entry, Graph, Node, Tensor, graph_of
 
 Boundary = tuple[tuple[Any, Any], ...]
 """Values that go from one stage to the next, each with its mask or None, in the order of `Stage.sends`."""
@@ -38,6 +39,10 @@ class Stage:
     """Variables that live here. Those that no stage uses live in the first."""
     borrows: tuple[Any, ...]
     """Variables of earlier stages that are used here (tied weights)."""
+    later: tuple[Any, ...]
+    """Layers that later stages call."""
+    cut: tuple[int, ...]
+    """The stage of each node of the graph."""
 
 
 def run_stage(stage: Stage, boundary: Boundary, inputs: Any, training: bool) -> Any:
@@ -51,33 +56,47 @@ def run_stage(stage: Stage, boundary: Boundary, inputs: Any, training: bool) -> 
         inputs: The inputs of the model for this micro-batch.
         training: The mode.
     """
+    flat = keras_model.standardized(stage.graph.model, inputs)
+    stage = _for_shapes(stage, inputs, flat)
     graph = stage.graph
-    values = dict(zip(map(id, graph.inputs), keras_model.standardized(graph.model, inputs), strict=True))
-    _check_shapes(graph, values)
+    values = dict(zip(map(id, graph.inputs), flat, strict=True))
     for tensor, (value, mask) in zip(stage.receives, boundary, strict=True):
         if mask is not None:
             keras_model.set_keras_mask(value, mask)
         values[id(tensor)] = value
     for node in stage.nodes:
-        _run(node, values, training)
+        run_node(node, values, training)
+    # In one piece, Keras would drop them when it comes to the later calls.
+    keras_model.forget_losses(stage.later)
     if stage.last:
         return _filled(graph.outputs, values)
     sent = (values[id(tensor)] for tensor in stage.sends)
     return tuple((value, keras_model.get_keras_mask(value)) for value in sent)
 
 
-def _check_shapes(graph: Graph, values: dict[int, Any]) -> None:
-    """A graph that was traced may have shapes of the trace in it."""
-    for tensor in graph.inputs if graph.traced else ():
-        shape = tuple(values[id(tensor)].shape)
-        if any(traced not in (None, size) for traced, size in zip(tensor.shape, shape, strict=True)):
+_variants: WeakKeyDictionary[Graph, dict[Any, tuple[Stage, ...]]] = WeakKeyDictionary()
+
+
+def _for_shapes(stage: Stage, inputs: Any, flat: Sequence[Any]) -> Stage:
+    """The same stage, traced again where the trace was for inputs of other shapes (a last, smaller batch)."""
+    graph, shapes = stage.graph, tuple(tuple(value.shape) for value in flat)
+    if not graph.traced or shapes == tuple(tensor.shape for tensor in graph.inputs):
+        return stage
+    variants = _variants.setdefault(graph, {})
+    if shapes not in variants:
+        again = graph_of(graph.model, inputs, graph.training)
+        if [str(node) for node in again.nodes if node.is_layer] != [str(n) for n in graph.nodes if n.is_layer]:
             raise ValueError(
-                f"`call` of model {graph.model.name!r} was traced for inputs of shape {tensor.shape}, but gets {shape}."
-                " Make a graph for that shape."
+                f"`call` of model {graph.model.name!r} uses other layers for inputs of shapes {shapes} than for "
+                f"{tuple(t.shape for t in graph.inputs)}. A pipelined model uses the same ones for all shapes."
             )
+        known = {node.key: s for node, s in zip(graph.nodes, stage.cut, strict=True)}
+        variants[shapes] = split(again, [known.get(node.key, node.stage) for node in again.nodes])
+    return variants[shapes][stage.index]
 
 
-def _run(node: Node, values: dict[int, Any], training: bool) -> None:
+def run_node(node: Node, values: dict[int, Any], training: bool) -> None:
+    """Compute one node from `values`, which holds tensors by identity, and put its outputs there."""
     args, kwargs = _filled(node.args, values), _filled(node.kwargs, values)
     told = training if node.training == "as run" else node.training
     outputs = keras_model.run_call(node.operation, args, kwargs, told, [use.model for use in node.within])
@@ -155,8 +174,8 @@ def check_order(graph: Graph, stages: Sequence[int]) -> None:
             if at > stage:
                 raise ValueError(
                     f"Layer {str(node)!r} in stage {stage} uses the output of {str(source)!r}, which is computed "
-                    f"later, in stage {at}. A layer can use what its own and earlier stages compute: move {str(node)!r} to "
-                    f"stage {at} or later, or {str(source)!r} to stage {stage} or earlier."
+                    f"later, in stage {at}. A layer can use what its own and earlier stages compute: move "
+                    f"{str(node)!r} to stage {at} or later, or {str(source)!r} to stage {stage} or earlier."
                 )
 
 
@@ -197,6 +216,8 @@ def split(graph: Graph, stages_of_nodes: Sequence[int | None]) -> tuple[Stage, .
             layers=_without(layers[i], [layer for part in layers[:i] for layer in part]),
             variables=(*own, *unused) if i == 0 else own,
             borrows=_without(used[i], own),
+            later=_distinct(layer for part in layers[i + 1 :] for layer in part),
+            cut=stages,
         ))  # fmt: skip
     return tuple(parts)
 

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .packing import Buffers
+from .sharded import divide, join
 from .store import Store, listed, numbered
 from .update import Update
 
@@ -48,10 +49,15 @@ class StageSpread:
             [jnp.asarray(np.asarray(m).sum(0), m.dtype) for m in state.metrics],
         )
 
+    def own_metrics(self, rows: list[Any]) -> list[Any]:
+        """Metrics that as many replicas have counted as there are here, on their devices; else nothing."""
+        fits = rows and rows[0].shape[0] == self.replicas.count
+        return self._put(rows, P(AXIS)) if fits else []
+
     def specs(self, state: State) -> Any:
         """How each array of a spread state is split, for `jax.shard_map`."""
         slots = 0 if self.update is None else len(self.update.slots.packing.buffers)
-        optimizer = [P(STAGE_AXIS) if i < slots else P() for i in range(len(state.optimizer))]
+        optimizer = [self._slot_spec() if i < slots else P() for i in range(len(state.optimizer))]
         return State(
             [P(STAGE_AXIS)] * len(state.trainable),
             [P(STAGE_AXIS)] * len(state.non_trainable),
@@ -80,32 +86,51 @@ class StageSpread:
 
     def _at_split(self, change: Any, state: State) -> State:
         slots, common = self.slots(state)
+        twice = self.update is not None and self.update.divided
         return State(
             [change(a) for a in state.trainable],
             [change(a) for a in state.non_trainable],
-            [*map(change, listed(slots)), *common],
+            [*(change(change(a)) if twice else change(a) for a in listed(slots)), *common],
             [change(m) for m in state.metrics],
         )
 
     # --- outside
 
+    def _slot_spec(self) -> P:
+        """How the optimizer's slots are split: over stages, and where they are divided over replicas too."""
+        return P(STAGE_AXIS, AXIS) if self.update is not None and self.update.divided else P(STAGE_AXIS)
+
     def _spread_optimizer(self, values: list[Any]) -> list[Any]:
         if self.update is None:
             return []
-        slots = self._put(self.update.slots.scatter(values), P(STAGE_AXIS))
-        return slots + self._put([values[n] for n in self.update.common], P())
+        slots = self.update.slots
+        if self.update.divided:
+            parts = [slots.scatter(part) for part in divide(values, self._divided(), self.replicas.count)]
+            buffers = [np.stack(rows, axis=1) for rows in zip(*parts, strict=True)]
+        else:
+            buffers = slots.scatter(values)
+        return self._put(buffers, self._slot_spec()) + self._put([values[n] for n in self.update.common], P())
 
     def _gather_optimizer(self, spread: list[Any]) -> list[Any]:
         if self.update is None:
             return []
-        slots = self.update.slots
-        values = slots.gather(spread[: len(slots.packing.buffers)], len(self.update.optimizer.variables))
-        for number, value in zip(self.update.common, spread[len(slots.packing.buffers) :], strict=True):
+        slots, variables = self.update.slots, self.update.optimizer.variables
+        buffers, common = spread[: len(slots.packing.buffers)], spread[len(slots.packing.buffers) :]
+        if self.update.divided:
+            whole = [np.asarray(buffer) for buffer in buffers]
+            parts = [slots.gather([b[:, r] for b in whole], len(variables)) for r in range(self.replicas.count)]
+            values = join(parts, self._divided(), {n: tuple(variables[n].shape) for n in self._divided()})
+        else:
+            values = slots.gather(buffers, len(variables))
+        for number, value in zip(self.update.common, common, strict=True):
             values[number] = value.addressable_data(0)
         return values
 
+    def _divided(self) -> list[int]:
+        return [] if self.update is None else sorted({n for held in self.update.slots.held for n in held})
+
     def _put(self, arrays: list[Any], spec: P) -> list[Any]:
-        return jax.device_put(arrays, NamedSharding(self.replicas.mesh, spec))
+        return list(jax.device_put(arrays, NamedSharding(self.replicas.mesh, spec)))
 
 
 def _count(store: Store) -> int:

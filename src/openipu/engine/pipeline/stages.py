@@ -75,14 +75,14 @@ class Differentiated:
     _outputs: Any
     _residuals: tuple[_Residual, ...]
     _vjp: Any
-    _again: ClosedJaxpr
+    _again: Callable[..., Arrays]
 
     def forward(self, weights: Arrays, boundary: Arrays, around: Around) -> tuple[Any, After, Arrays]:
         """What goes on, what is left behind, and what to keep for the backward."""
         flat = jaxpr_as_fun(self._closed)(*jax.tree.leaves((weights, boundary, around)))
         out, after = jax.tree.unflatten(self._outputs, flat[: self._outputs.num_leaves])
         values = flat[self._outputs.num_leaves :]
-        kept = {r.index: v for r, v in zip(self._residuals, values, strict=True) if r.source == "kept"}
+        kept = {r.number: v for r, v in zip(self._residuals, values, strict=True) if r.source == "kept"}
         return out, after, [kept[i] for i in range(len(kept))]
 
     def backward(
@@ -90,16 +90,16 @@ class Differentiated:
     ) -> tuple[Arrays, Arrays]:
         """The gradients of the weights, and those of the floating-point part of the boundary."""
         given = jax.tree.leaves((weights, boundary, around))
-        again = jaxpr_as_fun(self._again)(*weights)
+        again = self._again(*weights)
         sources = {"given": given, "kept": kept, "again": again}
-        vjp = jax.tree.unflatten(self._vjp, [sources[r.source][r.index] for r in self._residuals])
+        vjp = jax.tree.unflatten(self._vjp, [sources[r.source][r.number] for r in self._residuals])
         of_weights, of_boundary = vjp(gradients)
         return list(of_weights), list(of_boundary)
 
 
 class _Residual(NamedTuple):
     source: str  # "given": an argument; "again": computed from weights; "kept": stored
-    index: int
+    number: int
 
 
 def differentiate(
@@ -126,7 +126,7 @@ def differentiate(
     specs: dict[int, Spec] = {}
     for residual, variable in zip(residuals, closed.jaxpr.outvars[skip:], strict=True):
         if residual.source == "kept":
-            specs[residual.index] = Spec.of(variable.aval)
+            specs[residual.number] = Spec.of(variable.aval)
     kept = tuple(specs[i] for i in range(len(specs)))
     return Differentiated(kept, closed, trees["outputs"], residuals, trees["vjp"], again)
 
@@ -160,7 +160,9 @@ def _join(floats: Sequence[Any], others: Sequence[Any]) -> Arrays:
     return [next(rest) if other is None else other for other in others]
 
 
-def _classify(closed: ClosedJaxpr, skip: int, weights: int, given: int) -> tuple[tuple[_Residual, ...], ClosedJaxpr]:
+def _classify(
+    closed: ClosedJaxpr, skip: int, weights: int, given: int
+) -> tuple[tuple[_Residual, ...], Callable[..., Arrays]]:
     """Where each residual is to come from, and the function that computes those that depend on weights alone.
 
     The first `weights` arguments are the weights, and the first `given` are there again at the backward.
@@ -173,29 +175,27 @@ def _classify(closed: ClosedJaxpr, skip: int, weights: int, given: int) -> tuple
             by_weights.update(equation.outvars)
     found: list[_Residual] = []
     kept: dict[Any, int] = {}
-    again: list[Any] = []
-    for v in jaxpr.outvars[skip:]:
+    again: list[int] = []
+    for position, v in enumerate(jaxpr.outvars[skip:], skip):
         if isinstance(v, Literal) or v in by_weights - set(jaxpr.invars):
             found.append(_Residual("again", len(again)))
-            again.append(v)
+            again.append(position)
         elif arguments.get(v, given) < given:
             found.append(_Residual("given", arguments[v]))
         else:
             found.append(_Residual("kept", kept.setdefault(v, len(kept))))
-    return tuple(found), _only(closed, jaxpr.invars[:weights], again)
+    return tuple(found), _from_weights(closed, weights, again)
 
 
-def _only(closed: ClosedJaxpr, inputs: list[Any], outputs: list[Any]) -> ClosedJaxpr:
-    """The part of a program that computes these outputs, which depend on no other than these inputs."""
-    needed = {v for v in outputs if not isinstance(v, Literal)}
-    equations = []
-    for equation in reversed(closed.jaxpr.eqns):
-        if needed.intersection(equation.outvars):
-            equations.append(equation)
-            needed.update(v for v in equation.invars if not isinstance(v, Literal))
-    return closed.replace(
-        jaxpr=closed.jaxpr.replace(invars=inputs, eqns=equations[::-1], outvars=outputs, debug_info=None)
-    )
+def _from_weights(closed: ClosedJaxpr, weights: int, outputs: Sequence[int]) -> Callable[..., Arrays]:
+    """Some outputs of a program that depend on its first arguments alone; XLA leaves out what the others are for."""
+    rest = [v.aval for v in closed.jaxpr.invars[weights:]]
+
+    def run(*values: Any) -> Arrays:
+        everything = jaxpr_as_fun(closed)(*values, *(jnp.zeros(a.shape, a.dtype) for a in rest))
+        return [everything[i] for i in outputs]
+
+    return run if outputs else lambda *_: []
 
 
 def specs_of(tree: Any) -> Any:

@@ -35,7 +35,7 @@ class Store:
 
     def specs(self) -> dict[int, jax.ShapeDtypeStruct]:
         """The shape of each variable, by number."""
-        found = {}
+        found: dict[int, jax.ShapeDtypeStruct] = {}
         for held, slots in zip(self.held, self.packing.slots, strict=True):
             found |= {n: jax.ShapeDtypeStruct(s.spec.shape, s.spec.dtype) for n, s in zip(held, slots, strict=True)}
         return found
@@ -86,6 +86,8 @@ def listed(buffers: Buffers) -> list[Any]:
 
 def _rows(buffer: Any) -> dict[int, np.ndarray]:
     """A buffer's row for each device, read from where it is."""
+    if isinstance(buffer, np.ndarray):
+        return dict(enumerate(buffer))
     found: dict[int, np.ndarray] = {}
     for shard in buffer.addressable_shards:
         first = shard.index[0].start or 0

@@ -6,6 +6,7 @@ from all gradients (a global norm to clip by, whether a scaled loss overflowed) 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 from openipu.engine.replicate import STAGE_AXIS as AXIS
 from openipu.engine.replicate import Replicas
+from openipu.engine.shard import check_elementwise
 from openipu.optimizers.base import by_engine, chain, loss_scale
 from openipu.optimizers.plan import unwrapped
 
@@ -42,6 +44,11 @@ class Update:
     """The numbers of each twin's variables among those of the optimizer."""
     average: bool
     replicas: Replicas
+
+    @property
+    def divided(self) -> bool:
+        """Whether each replica has only its share of the slots."""
+        return False
 
     def apply(
         self, weights: Buffers, slots: Buffers, common: list[Any], total: Buffers
@@ -176,12 +183,18 @@ def make_update(
     replicas: Replicas,
     decays: Callable[[Any, Any], bool],
     forget: Callable[[Sequence[Any]], None],
+    kind: type[Update] | None = None,
 ) -> Update:
     """The update of a built optimizer over `variables`, the model's trainable ones.
 
-    `decays(optimizer, variable)` says which weights decay; `forget(variables)` frees the memory of variables.
+    `decays(optimizer, variable)` says which weights decay; `forget(variables)` frees the memory of variables. With
+    `kind`, a `ShardedUpdate`, each replica has its share of the state.
     """
-    whole = _twin(optimizer, variables, range(len(variables)), decays, forget)
+    shapes = [tuple(v.shape) for v in variables]
+    if kind is not None:
+        check_elementwise(unwrapped(optimizer))
+        shapes = [(-(-math.prod(shape) // replicas.count),) for shape in shapes]
+    whole = _twin(optimizer, variables, shapes, range(len(variables)), decays, forget)
     keys = _keys(whole, range(len(variables)))
     if len(keys) != len(optimizer.variables):
         raise ValueError(
@@ -190,7 +203,7 @@ def make_update(
         )
     number = {key: i for i, key in enumerate(keys)}
     common = tuple(i for i, (owner, _) in enumerate(keys) if owner is None)
-    twins = [_twin(optimizer, variables, held, decays, forget) for held in weights.held]
+    twins = [_twin(optimizer, variables, shapes, held, decays, forget) for held in weights.held]
     orders = []
     for twin, held in zip(twins, weights.held, strict=True):
         own = _keys(twin, held)
@@ -200,14 +213,15 @@ def make_update(
                 "are not named after it. Create them with `add_variable_from_reference`."
             )
         orders.append(tuple(number[key] for key in own))
-    specs = [Spec.of(v) for v in optimizer.variables]
+    specs = [Spec.of(v) for v in whole.variables]
     slots = make_store(specs, [[n for n in order if n not in common] for order in orders])
-    return Update(optimizer, weights, slots, common, tuple(twins), tuple(orders), average, replicas)
+    return (kind or Update)(optimizer, weights, slots, common, tuple(twins), tuple(orders), average, replicas)
 
 
 def _twin(
     optimizer: Any,
     variables: Sequence[Any],
+    shapes: Sequence[tuple[int, ...]],
     numbers: Sequence[int],
     decays: Callable[[Any, Any], bool],
     forget: Callable[[Sequence[Any]], None],
@@ -223,7 +237,7 @@ def _twin(
         ) from error
     owned = [variables[n] for n in numbers]
     stand_ins = [
-        keras.Variable(jnp.zeros(v.shape, v.dtype), name=f"slice{n}of") for n, v in zip(numbers, owned, strict=True)
+        keras.Variable(jnp.zeros(shapes[n], v.dtype), name=f"slice{n}of") for n, v in zip(numbers, owned, strict=True)
     ]
     inner, twin_inner = list(chain(plain))[-1], list(chain(twin))[-1]
     twin_inner.exclude_from_weight_decay([s for s, v in zip(stand_ins, owned, strict=True) if not decays(inner, v)])

@@ -1,0 +1,71 @@
+"""`python -m benchmarks.checkpoints`: what saving after every execution costs, against the same `fit` without.
+
+Both are measured in turn in one process, so that a busy minute hits both.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import openipu as ipu
+
+from benchmarks.measure import Entry, write
+from benchmarks.models import CASES, compile_model, data, keras_model
+from benchmarks.worker import make_clock
+
+EXECUTIONS = {"mlp": (100, 625, 1875), "cnn": (10, 100), "cifar": (10, 40)}
+"""Steps per execution for each model; the last one is an epoch."""
+
+
+def measure(model: str, per_execution: int, rounds: int, epochs: int) -> tuple[list[float], list[float], float]:
+    """Microseconds per step of each epoch but the first, without and with checkpoints; checkpoints per execution."""
+    case = CASES[model]
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        network = keras_model(model)
+    compile_model(network, case, per_execution)
+    x, y = data(case, case.batch, case.steps)
+
+    def fit(*callbacks: object) -> list[float]:
+        clock = make_clock()
+        network.fit(x, y, batch_size=case.batch, epochs=epochs + 1, verbose=0, callbacks=[clock, *callbacks])
+        return [seconds / case.steps * 1e6 for seconds in clock.epochs[1:]]
+
+    fit()
+    plain, saving, saved = [], [], 0
+    for _ in range(rounds):
+        plain += fit()
+        with tempfile.TemporaryDirectory() as folder:
+            saving += fit(ipu.callbacks.Checkpoint(folder, keep=None))
+            saved += len(list(Path(folder).iterdir()))
+    return plain, saving, saved / (rounds * (epochs + 1) * -(-case.steps // per_execution))
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoints")
+    parser.add_argument("--models", nargs="+", default=["mlp", "cnn", "cifar"], choices=list(CASES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--name", default="cpu-checkpoints")
+    options = parser.parse_args()
+    facts: dict[str, object] = {"date": time.strftime("%Y-%m-%d"), "machine": f"{os.cpu_count()} cores"}
+    lines = [f"Measured {facts['date']} on {facts['machine']}; command: `python -m benchmarks.checkpoints`.", ""]
+    lines += ["| model | ms per execution | checkpoints per execution | us per step | saving | throughput kept |"]
+    lines += ["|---" * 6 + "|"]
+    results = {}
+    for model in options.models:
+        for steps in EXECUTIONS[model]:
+            plain, saving, share = measure(model, steps, options.rounds, options.epochs)
+            a, b = statistics.median(plain), statistics.median(saving)
+            lines.append(f"| {model} | {a * steps / 1e3:.0f} | {share:.2f} | {a:.0f} | {b:.0f} | {a / b:.2f} |")
+            results[Entry(model, "openipu", str(steps))] = plain
+            results[Entry(model, "openipu, saving", str(steps))] = saving
+            print(lines[-1], flush=True)
+    write(options.name, facts, results, "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""CIFAR-10 with `IPUEstimator` on several devices: each has a copy of the model and its own batches.
+
+Two things differ from cifar10_ipu_estimator.py: the optimizer is wrapped in `CrossReplicaOptimizer`, and the
+configuration asks for replicas. Run it with `python examples/cifar10/cifar10_estimator_replica.py --epochs 5`.
+"""
+
+import argparse
+
+import openipu as ipu
+from openipu.estimator import EstimatorSpec, ModeKeys
+
+import keras
+from cifar10 import load, mean_loss, network, show_log, test_input, train_input
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description="CIFAR-10 with IPUEstimator on replicas")
+    parser.add_argument("--batch-size", type=int, default=16, help="batch size of each replica")
+    parser.add_argument("--epochs", type=int, default=150, help="times that each replica trains on 50,000 images")
+    parser.add_argument("--ipus", type=int, default=2, help="number of replicas")
+    return parser.parse_args()
+
+
+def model_fn(features, labels, mode):
+    logits = network(features)
+    loss = mean_loss(labels, logits)
+    if mode == ModeKeys.TRAIN:
+        optimizer = ipu.optimizers.CrossReplicaOptimizer(keras.optimizers.SGD(0.01))
+        return EstimatorSpec(mode, loss=loss, train_op=optimizer.minimize(loss))
+    accuracy = keras.metrics.SparseCategoricalAccuracy()
+    return EstimatorSpec(mode, loss=loss, eval_metric_ops={"accuracy": (accuracy, labels, logits)})
+
+
+def main():
+    args = parse_arguments()
+    show_log()
+    train, test = load()
+    test_steps = len(test[0]) // args.batch_size
+    training_steps = 5 * test_steps  # steps are those of one replica
+
+    cfg = ipu.config.IPUConfig()
+    cfg.auto_select_ipus = args.ipus
+    ipu_config = ipu.ipu_run_config.IPURunConfig(
+        iterations_per_loop=test_steps, ipu_options=cfg, num_replicas=args.ipus
+    )
+    config = ipu.ipu_run_config.RunConfig(ipu_run_config=ipu_config, log_step_count_steps=training_steps)
+
+    estimator = ipu.ipu_estimator.IPUEstimator(model_fn, config=config)
+    estimator.train(train_input(*train, args.batch_size), steps=training_steps * args.epochs)
+    result = estimator.evaluate(test_input(*test, args.batch_size))
+
+    print(f"Validation accuracy: {100 * result['accuracy']}%")
+    print(f"Validation loss: {result['loss']}")
+
+
+if __name__ == "__main__":
+    main()

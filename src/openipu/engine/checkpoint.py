@@ -1,0 +1,308 @@
+"""Checkpoints: the state of a training run on disk, complete or not there at all.
+
+Who does what: Orbax writes and reads the arrays. Here is when to save, in which order files come to be, and which
+checkpoint may be trusted. Whoever trains decides what is in the tree (callbacks.py for `fit`).
+
+[Note: complete or not there] A checkpoint is written into a folder with another name, together with a digest of every
+file, and then renamed to its step: a process killed at any moment leaves whole checkpoints only. Files may be damaged
+later, by a disk or by a crash of the machine; then a digest no longer fits, and an older checkpoint is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import time
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+log = logging.getLogger("openipu")
+
+Tree = Any
+"""A dict of dicts, lists, arrays, numbers and strings."""
+
+MANIFEST = "openipu.json"
+"""Numbers, strings, and the digest of every other file. Its own digest is its first line."""
+_ARRAYS = "arrays"
+_SAVING, _REMOVED = "saving-", "removed-"
+
+
+class DamagedError(Exception):
+    """A checkpoint's files are not as they were written."""
+
+
+class Checkpoints:
+    """The checkpoints in a folder, one per step; the newest `keep` stay (None: all).
+
+    One is due after `every_steps` steps or `every_seconds` seconds, whichever comes first, or always when neither is
+    given. Saving cannot hold training up: nothing is due while one is being written and another one waits, or sooner
+    than writing the last one took, divided by `max_share`.
+
+    >>> checkpoints = Checkpoints("run", keep=3, every_steps=1000)
+    >>> checkpoints.save(1000, {"weights": weights, "step": 1000})
+    >>> step, tree = checkpoints.restore({"weights": weights, "step": 0})
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        keep: int | None = 5,
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
+        max_share: float = 1.0,
+    ) -> None:
+        for name, value in (("keep", keep), ("every_steps", every_steps), ("every_seconds", every_seconds)):
+            if value is not None and not value > 0:
+                raise ValueError(f"`{name}` is {value!r}. Give a number above 0, or None.")
+        if not 0 < max_share <= 1:
+            raise ValueError(f"`max_share` is {max_share!r}. Give the share of time for writing: above 0, at most 1.")
+        self.folder = Path(folder).absolute()
+        self._keep, self._every_steps, self._every_seconds = keep, every_steps, every_seconds
+        self._last_step, self._last_time = 0, time.monotonic()
+        self._max_share, self._seconds = max_share, 0.0
+        self._thread: ThreadPoolExecutor | None = None
+        self._saving: list[Future[None]] = []
+
+    # --- saving
+
+    def due(self, step: int) -> bool:
+        """Whether it is time to save again."""
+        passed = time.monotonic() - self._last_time
+        if sum(not saving.done() for saving in self._saving) > 1 or passed * self._max_share < self._seconds:
+            return False
+        if self._every_steps is None and self._every_seconds is None:
+            return True
+        enough = self._every_steps is not None and step - self._last_step >= self._every_steps
+        return enough or (self._every_seconds is not None and passed >= self._every_seconds)
+
+    def save(self, step: int, tree: Tree, *, wait: bool = False) -> None:
+        """Save `tree` as it is now, in the background; the arrays may be changed or donated right after the call.
+
+        A save that fails is reported in the log; older checkpoints stay, and training goes on.
+        """
+        if type(step) is not int or step < 0:
+            raise ValueError(f"`step` is {step!r}, but it counts steps: give a whole number of 0 or more.")
+        named = _named(tree)
+        arrays, values = _copies({k: v for k, v in named.items() if _is_array(v)}), {}
+        for name, value in named.items():
+            if not _is_array(value):
+                if not isinstance(value, (bool, int, float, str)):
+                    raise ValueError(
+                        f"`{name}` is a {type(value).__name__}, which a checkpoint cannot hold. Give arrays, numbers "
+                        "and strings, in dicts and lists."
+                    )
+                values[name] = value
+        # One is written, one waits: memory holds no more than two copies of the state.
+        self._finish(but=1)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="openipu-checkpoint")
+        self._last_step, self._last_time = step, time.monotonic()
+        self._saving.append(self._thread.submit(self._save, step, arrays, values))
+        if wait:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until everything is written."""
+        self._finish(but=0)
+
+    def _finish(self, but: int) -> None:
+        while len(self._saving) > but:
+            self._saving.pop(0).result()
+
+    def close(self) -> None:
+        """Wait, and end the background thread."""
+        self.wait()
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+
+    def _save(self, step: int, arrays: dict[str, Any], values: dict[str, Any]) -> None:
+        try:
+            import orbax.checkpoint  # noqa: F401 - here, because it takes longer than to write
+
+            on_host = {name: np.asarray(a) for name, a in arrays.items()}
+            began = time.monotonic()
+            _clean(self.folder)
+            _write(self.folder, step, on_host, values)
+            for old in self.all_steps()[: -self._keep] if self._keep else []:
+                _remove(self.folder / str(old))
+            self._seconds = time.monotonic() - began
+        except Exception as error:
+            # Whatever it is (the disk is full, the folder is gone), the run is worth more than this checkpoint.
+            log.error(
+                "Checkpoint %d could not be saved in %s: %s. Training goes on; the newest checkpoint is %s.",
+                step, self.folder, _first_line(error), self.latest(),
+            )  # fmt: skip
+            shutil.rmtree(self.folder / f"{_SAVING}{step}", ignore_errors=True)
+
+    # --- reading
+
+    def all_steps(self) -> list[int]:
+        """The steps that have a checkpoint, in ascending order."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())
+
+    def latest(self) -> int | None:
+        """The newest step that has a checkpoint."""
+        steps = self.all_steps()
+        return steps[-1] if steps else None
+
+    def restore(self, like: dict[str, Tree], step: int | None = None) -> tuple[int, dict[str, Tree]]:
+        """The newest intact checkpoint (or that of `step`) and its step; arrays come as NumPy arrays.
+
+        `like` says what to read: its keys, each with a tree of the same structure, shapes and dtypes as was saved, or
+        with None to take what there is as a flat dict. DamagedError checkpoints are named in a warning and passed over.
+        """
+        self.wait()
+        steps = self.all_steps()
+        if step is not None and step not in steps:
+            raise FileNotFoundError(f"There is no checkpoint of step {step} in {self.folder}. Those there: {steps}.")
+        for candidate in reversed(steps) if step is None else (step,):
+            try:
+                tree = _read(self.folder / str(candidate), like)
+            except DamagedError as error:
+                if step is not None:
+                    raise ValueError(f"{error} Use another step: there are {steps}.") from None
+                warnings.warn(f"{error} It is passed over.", RuntimeWarning, stacklevel=2)
+            else:
+                self._last_step = candidate
+                return candidate, tree
+        raise FileNotFoundError(
+            f"None of the {len(steps)} checkpoints in {self.folder} is intact. Remove the folder to begin anew."
+            if steps
+            else f"There is no checkpoint in {self.folder}."
+        )
+
+
+# --- trees -----------------------------------------------------------------------------------------------------------
+
+
+def _named(tree: Tree) -> dict[str, Any]:
+    """The leaves by name, such as `weights.0`."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
+
+
+def _copies(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Copies that nobody else can change; those on a device are made there, without waiting for their values."""
+    on_device = {name: a for name, a in arrays.items() if isinstance(a, jax.Array)}
+    host = {name: np.array(a) for name, a in arrays.items() if name not in on_device}
+    copies: dict[str, Any] = jax.device_put(on_device, may_alias=False)
+    return copies | host
+
+
+def _like(saved: dict[str, Any], key: str, like: Tree, place: str) -> Tree:
+    """The saved leaves under `key` in the structure of `like`."""
+    prefix = f"{key}."
+    mine = {name: leaf for name, leaf in saved.items() if name == key or name.startswith(prefix)}
+    if like is None:
+        return {name.removeprefix(prefix): leaf for name, leaf in mine.items()}
+    wanted = _named({key: like})
+    for name in [*wanted, *mine]:
+        a, b = (_describe(leaves.get(name)) for leaves in (wanted, mine))
+        if a != b:
+            raise ValueError(
+                f"{place} does not fit: `{name}` is {b} there and {a} here. Restore into the model, optimizer and data "
+                "that it was saved from, or use another folder."
+            )
+    return jax.tree.unflatten(jax.tree.structure(like), [mine[name] for name in wanted])
+
+
+def _describe(leaf: Any) -> str:
+    if leaf is None:
+        return "missing"
+    return f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}" if _is_array(leaf) else f"a {type(leaf).__name__}"
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _write(folder: Path, step: int, arrays: dict[str, np.ndarray], values: dict[str, Any]) -> None:
+    unfinished = folder / f"{_SAVING}{step}"
+    unfinished.mkdir(parents=True)
+    needed, free = sum(a.nbytes for a in arrays.values()), shutil.disk_usage(folder).free
+    if needed > free:
+        # Orbax would say so too, but in pages of tracebacks from its threads.
+        raise OSError(f"{needed} bytes are needed and {free} are free on the disk")
+    if arrays:
+        with _checkpointer() as orbax:
+            orbax.save(unfinished / _ARRAYS, arrays)
+    record = json.dumps({"step": step, "values": values, "files": dict(_digests(unfinished))}, indent=1)
+    (unfinished / MANIFEST).write_text(f"{_digest(record)}\n{record}", encoding="utf-8")
+    final = folder / str(step)
+    if final.exists():
+        _remove(final)
+    unfinished.rename(final)
+
+
+def _read(path: Path, like: dict[str, Tree]) -> dict[str, Tree]:
+    saved: dict[str, Any] = _verified(path)["values"]
+    if (path / _ARRAYS).exists():
+        with _checkpointer() as orbax:
+            saved |= orbax.restore(path / _ARRAYS)
+    return {key: _like(saved, key, part, f"The checkpoint {path}") for key, part in like.items()}
+
+
+def _verified(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are all as they were written."""
+    try:
+        digest, _, text = (path / MANIFEST).read_bytes().decode("utf-8").partition("\n")
+        intact = digest == _digest(text)
+    except (OSError, UnicodeDecodeError):
+        intact = False
+    if not intact:
+        raise DamagedError(f"The checkpoint {path} is damaged ({MANIFEST}).")
+    record: dict[str, Any] = json.loads(text)
+    found = dict(_digests(path))
+    for name in sorted(record["files"].keys() | found.keys()):
+        if record["files"].get(name) != found.get(name):
+            raise DamagedError(f"The checkpoint {path} is damaged ({name}).")
+    return record
+
+
+def _digests(path: Path) -> Iterator[tuple[str, str]]:
+    for file in sorted(path.rglob("*")):
+        if file.is_file() and file != path / MANIFEST:
+            with file.open("rb") as stream:
+                yield file.relative_to(path).as_posix(), hashlib.file_digest(stream, "blake2b").hexdigest()[:32]
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8")).hexdigest()[:32]
+
+
+def _checkpointer() -> Any:
+    import orbax.checkpoint as ocp
+
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint; it is never there in part."""
+    removed = path.rename(path.with_name(f"{_REMOVED}{path.name}-{time.monotonic_ns()}"))
+    shutil.rmtree(removed, ignore_errors=True)
+
+
+def _clean(folder: Path) -> None:
+    """Remove what killed processes and failed saves left behind. A folder has one writer at a time."""
+    for pattern in (f"{_SAVING}*", f"{_REMOVED}*"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,452 @@
+"""train, evaluate and predict of an estimator: the order in which things happen on the host.
+
+Who does what: trace.py and steps.py make a program of model_fn, inputs.py reads the data, the engine's feed cuts it,
+its loop launches it, saved.py keeps the state. `Core` is what estimators have in common; one that makes its programs
+in another way overrides `program`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from openipu.config import configure_ipu_system
+from openipu.config.notices import name_once
+from openipu.engine import devices
+from openipu.engine import model as keras_model
+from openipu.engine.checkpoint import Checkpoints
+from openipu.engine.feed import Feed, Slab
+from openipu.engine.loop import Result
+from openipu.engine.options import Options
+from openipu.engine.place import Place, place
+from openipu.engine.plan import check_accumulation, make_feed
+from openipu.engine.replicate import Replicas
+from openipu.engine.run import launches
+from openipu.engine.state import State
+from openipu.optimizers.base import chain
+from openipu.optimizers.plan import describe
+
+import jax
+import numpy as np
+
+from . import saved as saving
+from .hooks import CheckpointSaverListener, Hooks
+from .inputs import Elements, InputContext, InputFn
+from .outbox import Outbox, steps_first
+from .saved import FOLDER, Saved
+from .specs import IPUEstimatorSpec
+from .steps import Program, make_program
+from .trace import ModelFn, Plan, check_same_weights, discover, metrics_of
+from .watch import Progress, RunFacts, Summaries, program_facts
+
+log = logging.getLogger("openipu")
+
+Tree = Any
+Logs = dict[str, Any]
+
+
+class Core:
+    """The machinery of an estimator. `config` is a `RunConfig`; arguments have been checked."""
+
+    def __init__(
+        self, model_fn: Callable[..., Any], model_dir: Path, config: Any, params: Logs, warm_start: Any = None
+    ) -> None:
+        self._model_fn, self.model_dir, self.config, self.params = model_fn, model_dir, config, params
+        self._warm_start = warm_start
+        self._programs: dict[Any, Program] = {}
+
+    # --- what a subclass may do otherwise
+
+    def program(self, mode: str, batch: Tree, where: Place, params: Logs) -> Program:
+        """The program for batches like this one, made when it is first asked for."""
+        key = (mode, where, _spec(batch))
+        if key not in self._programs:
+            self._programs[key] = self._make_program(ModelFn(self._model_fn, mode, params, self.config), batch, where)
+        return self._programs[key]
+
+    def _make_program(self, model_fn: ModelFn, batch: Tree, where: Place) -> Program:
+        plan, (logged, tensors, _) = discover(model_fn, batch, where.replicas, self.config.tf_random_seed)
+        for other in self._programs.values():
+            check_same_weights(plan, other.plan)
+        options = Options()
+        if model_fn.mode == "train":
+            options = options.with_optimizer(describe(plan.optimizer))
+            self._check_training(plan, options, where.replicas)
+        elif where.replicas.count > 1:
+            keras_model.mention_metrics("evaluation", list(metrics_of(plan.spec).values()))
+        host = [tensors] if plan.spec.host_call and model_fn.mode == "train" else []
+        every = (*(hook.all_steps for hook in plan.log_hooks), *(False for _ in host))
+        outbox = Outbox((*logged, *host), every, self.iterations)
+        return make_program(plan, where, options, outbox, _name(self._model_fn))
+
+    def _check_training(self, plan: Plan, options: Options, replicas: Replicas) -> None:
+        """The rules about a training program, before anything compiles."""
+        if replicas.count > 1 and not options.average_replicas:
+            raise ValueError(
+                f"Training on {replicas.count} replicas needs an optimizer that reduces gradients over them, but "
+                f"{plan.optimizer.name!r} does not. Wrap it in `openipu.optimizers.CrossReplicaOptimizer`."
+            )
+        if plan.spec.host_call is not None and self.iterations > 1:
+            raise ValueError(
+                f"`host_call` is run after each step, but `iterations_per_loop` is {self.iterations}, so the host sees "
+                "only every execution. Set `iterations_per_loop` to 1, or use an `IPULoggingTensorHook`."
+            )
+        check_accumulation("iterations_per_loop", self.iterations, options.accumulation.steps)
+        if any(getattr(o, "use_ema", False) and not o.ema_overwrite_frequency for o in chain(plan.optimizer)):
+            name_once({"use_ema": "averages are only used where `ema_overwrite_frequency` is set"})
+
+    # --- places
+
+    @property
+    def iterations(self) -> int:
+        """Steps of one execution."""
+        return int(self.config.ipu_run_config.iterations_per_loop)
+
+    def place(self) -> Place:
+        """Where programs run. The system is configured if the run configuration says how."""
+        ipu = self.config.ipu_run_config
+        if ipu.ipu_options is not None:
+            configure_ipu_system(ipu.ipu_options)
+        system = devices.system(ipu.ordinal)
+        wanted = ipu.num_replicas * ipu.num_shards
+        if ipu.ipu_options is not None and len(system.devices) != wanted:
+            raise ValueError(
+                f"`IPURunConfig` asks for {wanted} devices ({ipu.num_replicas} replicas times {ipu.num_shards} "
+                f"shards), but `ipu_options` configures {len(system.devices)}. Make them equal."
+            )
+        return dataclasses.replace(place(system), replicas=Replicas(system.devices[:wanted]))
+
+    def input_fn(self, function: Callable[..., Any], mode: str, params: Logs) -> InputFn:
+        """A user's input_fn with what it may ask for."""
+        context = InputContext(num_replicas_in_sync=self.config.ipu_run_config.num_replicas)
+        given = {"mode": mode, "params": dict(params), "config": self.config, "input_context": context}
+        return InputFn(function, given)
+
+    # --- checkpoints
+
+    def checkpoints(self) -> Checkpoints:
+        """Those of this estimator, saved as its configuration says."""
+        config = self.config
+        return Checkpoints(
+            self.model_dir / FOLDER,
+            keep=config.keep_checkpoint_max,
+            every_steps=config.save_checkpoints_steps,
+            every_seconds=config.save_checkpoints_secs,
+        )
+
+    def saved(self, path: str | Path | None = None) -> Saved | None:
+        """The newest checkpoint, or the one at `path`; None where there is none yet."""
+        folder, step = (self.model_dir / FOLDER, None) if path is None else saving.locate(path)
+        checkpoints = Checkpoints(folder)
+        if path is None and checkpoints.latest() is None:
+            return None
+        return saving.load(checkpoints, step)
+
+    def _begin(self, program: Program, found: Saved | None) -> Saved:
+        """What a run begins with: a checkpoint, or initial values, perhaps with weights from elsewhere."""
+        if found is not None:
+            return found
+        begin = saving.fresh(program.plan)
+        if self._warm_start is not None:
+            folder, step = saving.locate(self._warm_start.ckpt_to_initialize_from)
+            source = saving.load(Checkpoints(folder), step)
+            begin = saving.warm(program.plan, begin, source, self._warm_start.vars_to_warm_start)
+        elif program.plan.model_fn.mode != "train":
+            log.warning("There is no checkpoint in %s: the variables have their initial values.", self.model_dir)
+        return begin
+
+    # --- running
+
+    def train(
+        self,
+        function: Callable[..., Any],
+        params: Logs,
+        hooks: list[Any],
+        steps: int | None,
+        max_steps: int | None,
+        listeners: list[CheckpointSaverListener],
+    ) -> None:
+        """Train for `steps` more steps, or until there are `max_steps`."""
+        where, found = self.place(), self.saved()
+        begin = found.global_step if found else 0
+        target = begin + steps if steps is not None else max_steps or 0
+        if begin >= target:
+            log.info("Nothing to train: %d of %d steps are done.", begin, target)
+            return
+        executions = -(-(target - begin) // self.iterations)
+        replicas = where.replicas.count
+        elements = Elements(
+            self.input_fn(function, "train", params),
+            found.batches if found else 0,
+            executions * self.iterations * replicas,
+        )
+        program = self.program("train", elements.first, where, params)
+        start = self._begin(program, found)
+        _Training(self, program, start, hooks, elements, listeners, target).run()
+
+    def evaluate(
+        self,
+        function: Callable[..., Any],
+        params: Logs,
+        steps: int | None,
+        hooks: list[Any],
+        path: Any,
+        name: str | None,
+    ) -> Logs:
+        """Loss, metrics and the global step of a checkpoint."""
+        run = self._run("eval", function, params, hooks, path, steps)
+        results = [result for _, results in run.launched() for result in results]
+        if steps is not None and run.steps < steps:
+            log.warning("The data ended after %d of %d steps of the evaluation.", run.steps, steps)
+        host = run.program.plan.spec.eval_metrics
+        logs = _values(results[-1].value) if host is None else _on_host(host[0], results)
+        logs["global_step"] = run.global_step
+        log.info("Evaluation at step %d: %s", run.global_step, _line(logs))
+        summaries = Summaries(self.model_dir / (f"eval_{name}" if name else "eval"))
+        summaries.write(run.global_step, {k: v for k, v in logs.items() if k != "global_step"})
+        summaries.close()
+        return logs
+
+    def predict(self, function: Callable[..., Any], params: Logs, hooks: list[Any], path: Any) -> Iterator[Tree]:
+        """The predictions of one execution after the other, with the examples as first axis."""
+        run = self._run("infer", function, params, hooks, path, None)
+        for _, results in run.launched():
+            for result in results:
+                yield result.rows()
+
+    def _run(
+        self, mode: str, function: Callable[..., Any], params: Logs, hooks: list[Any], path: Any, steps: int | None
+    ) -> _Run:
+        where, found = self.place(), self.saved(path)
+        limit = None if steps is None else steps * where.replicas.count
+        elements = Elements(self.input_fn(function, mode, params), 0, limit)
+        program = self.program(mode, elements.first, where, params)
+        return _Run(self, program, self._begin(program, found), hooks, elements)
+
+    def write_report(self, facts: RunFacts) -> None:
+        """Write the facts of a run next to its checkpoints."""
+        self.model_dir.mkdir(parents=True, exist_ok=True)
+        (self.model_dir / f"{facts.name}_report.txt").write_text(facts.text(), encoding="utf-8")
+
+
+class _Run:
+    """One call of `train`, `evaluate` or `predict`: the state and what happens around each launch."""
+
+    def __init__(self, core: Core, program: Program, start: Saved, hooks: list[Any], elements: Elements) -> None:
+        self._core, self.program = core, program
+        self.global_step, self.steps, self._launches = start.global_step, 0, 0
+        self._state: State = saving.restored(program, start, f"the checkpoint in {core.model_dir}")
+        self.hooks = Hooks([*hooks, *program.plan.spec.hooks])
+        accumulated = program.options.accumulation.steps
+        feed = make_feed(program.place, core.iterations, elements, accumulated=accumulated)
+        self._feed = _TimedFeed(feed.source, feed.width)
+
+    @property
+    def mode(self) -> str:
+        """What model_fn was called for."""
+        return self.program.plan.model_fn.mode
+
+    def launched(self) -> Iterator[tuple[Slab, list[Result]]]:
+        """Each launch and its results, with the hooks called around it."""
+        began, known = time.monotonic(), len(self.program.loop.programs)
+        self.hooks.begin(self.global_step)
+        for slab, results in launches(self._feed, self._execute, lambda _: self.hooks.before_run()):
+            self._launches += 1
+            self._count(slab)
+            self.hooks.context.global_step = self.global_step
+            yield slab, results
+            self.hooks.after_run(self.global_step, _fetches(results))
+            if self.hooks.context.stop_requested:
+                break
+        jax.block_until_ready(self._state)
+        self.hooks.end()
+        if self._core.config.ipu_run_config.compile_summary:
+            self._core.write_report(self._facts(time.monotonic() - began, known))
+
+    def _facts(self, seconds: float, known: int) -> RunFacts:
+        """The facts of a run in which all programs but the first `known` were compiled."""
+        replicas, programs = self.program.place.replicas, program_facts(self.program.loop)
+        compiling = sum(program.compile_seconds for program in programs[known:])
+        return RunFacts(
+            "predict" if self.mode == "infer" else self.mode, replicas.platform, replicas.count, programs,
+            self._launches, self.steps, seconds - compiling, self._feed.seconds,
+        )  # fmt: skip
+
+    def _execute(self, resident: Tree, slab: Slab) -> list[Result]:
+        results, self._state = self.program.loop.execute(self._state, resident, slab)
+        return results
+
+    def _count(self, slab: Slab) -> None:
+        self.steps += -(-slab.steps // self.program.place.replicas.count)
+
+
+class _Training(_Run):
+    """A call of `train`."""
+
+    def __init__(
+        self,
+        core: Core,
+        program: Program,
+        start: Saved,
+        hooks: list[Any],
+        elements: Elements,
+        listeners: list[CheckpointSaverListener],
+        target: int,
+    ) -> None:
+        super().__init__(core, program, start, hooks, elements)
+        self._listeners, self._target = listeners, target
+        self._batches = start.batches
+        self._saved_at: int | None = None
+        self._checkpoints = core.checkpoints()
+
+    def run(self) -> None:
+        """Train on all batches."""
+        config = self._core.config
+        summaries = Summaries(self._core.model_dir)
+        progress = Progress(summaries, self.global_step, config.log_step_count_steps, config.save_summary_steps)
+        periodic = config.save_checkpoints_steps is not None or config.save_checkpoints_secs is not None
+        try:
+            for listener in self._listeners:
+                listener.begin()
+            for _, results in self.launched():
+                self._deliver(results, summaries)
+                progress.note(self.global_step, _fetches(results)["loss"])
+                if periodic and self._checkpoints.due(self.global_step):
+                    self._save()
+            progress.close()
+            if self.global_step < self._target and not self.hooks.context.stop_requested:
+                log.info("The data ended at step %d of %d.", self.global_step, self._target)
+            self._save(wait=True)
+            for listener in self._listeners:
+                listener.end(self.hooks.context, self.global_step)
+        finally:
+            summaries.close()
+            self._checkpoints.close()
+
+    def _count(self, slab: Slab) -> None:
+        super()._count(slab)
+        self.global_step += -(-slab.steps // self.program.place.replicas.count)
+        self._batches += slab.steps
+        if slab.has_tail:
+            # The program counts a smaller last batch as a step of its own.
+            step, *rest = self._state.non_trainable
+            counted = jax.device_put(np.int32(self.global_step), step.sharding)
+            self._state = self._state._replace(non_trainable=[counted, *rest])
+
+    def _deliver(self, results: list[Result], summaries: Summaries) -> None:
+        """Give the tensors that left the program to those who asked for them."""
+        plan = self.program.plan
+        for result in results:
+            count, tensors = result.value["count"], result.value["tensors"]
+            for hook, sent in zip(plan.log_hooks, tensors[: len(plan.log_hooks)], strict=True):
+                hook.receive(count, sent)
+            if plan.spec.host_call is not None:
+                _call_host(plan.spec, steps_first(count, tensors[-1], False), self.global_step, summaries)
+
+    def _save(self, wait: bool = False) -> None:
+        step = self.global_step
+        if self._saved_at == step:
+            if wait:
+                self._checkpoints.wait()
+            return
+        for listener in self._listeners:
+            listener.before_save(self.hooks.context, step)
+        tree = saving.snapshot(self.program, self._state, step, self._batches).tree()
+        self._checkpoints.save(step, tree, wait=wait or bool(self._listeners))
+        self._saved_at = step
+        for listener in self._listeners:
+            if listener.after_save(self.hooks.context, step):
+                self.hooks.context.request_stop()
+
+
+class _TimedFeed(Feed):
+    """A feed that measures how long the building of slabs takes."""
+
+    seconds = 0.0
+
+    def epoch(self) -> Iterator[Slab]:
+        """The slabs of the next epoch."""
+        slabs = super().epoch()
+        while True:
+            began = time.monotonic()
+            slab = next(slabs, None)
+            self.seconds += time.monotonic() - began
+            if slab is None:
+                return
+            yield slab
+
+
+def _fetches(results: list[Result]) -> Logs:
+    """What hooks can ask for of a launch. Its loss is that of its parts, by their steps."""
+    if not isinstance(results[0].value, dict) or "loss" not in results[0].value:
+        return {}
+    losses = [result.value["loss"] for result in results]
+    if len(losses) == 1 or np.ndim(losses[0]):
+        return {"loss": losses[-1]}
+    steps = [result.slab.steps for result in results]
+    return {"loss": sum(a * b for a, b in zip(losses, steps, strict=True)) / sum(steps)}
+
+
+def _call_host(spec: IPUEstimatorSpec, tensors: list[Any], step: int, summaries: Summaries) -> None:
+    """Run a spec's host_call. A dict of numbers that it returns goes into the event file."""
+    assert spec.host_call is not None
+    value = spec.host_call[0](*tensors)
+    if isinstance(value, dict):
+        summaries.write(step, value)
+    elif value is not None and not hasattr(value, "shape") and not isinstance(value, int | float):
+        raise TypeError(
+            f"The function of `host_call` returned a {type(value).__name__}. Return None, an array, or a dict of "
+            "numbers for TensorBoard."
+        )
+
+
+def _on_host(function: Callable[..., Logs], results: list[Result]) -> Logs:
+    """The metrics of a host function over the tensors of all steps and replicas."""
+    parts = [result.rows() for result in results]
+    whole = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
+    tensors, rows = whole["tensors"], whole["rows"]
+    logs = function(**tensors) if isinstance(tensors, dict) else function(*tensors)
+    if not isinstance(logs, dict):
+        raise TypeError(f"The function of `eval_metrics` returned a {type(logs).__name__}. Return a dict of metrics.")
+    metrics = {name: value.result() if hasattr(value, "update_state") else value for name, value in logs.items()}
+    return {"loss": float((whole["loss"] * rows).sum() / rows.sum()), **_values(metrics)}
+
+
+def _values(logs: Logs) -> Logs:
+    """Logs as Python numbers, or arrays where a metric has several; a metric's dict is spread out."""
+    flat: Logs = {}
+    for name, value in logs.items():
+        if isinstance(value, dict):
+            flat |= _values({f"{name}/{key}": part for key, part in value.items()})
+        else:
+            array = np.asarray(value)
+            flat[name] = array.item() if array.ndim == 0 else array
+    return flat
+
+
+def _line(logs: Logs) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in logs.items() if name != "global_step")
+
+
+def _spec(batch: Tree) -> Any:
+    leaves, structure = jax.tree.flatten(batch)
+    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def single_examples(blocks: Iterator[Tree], limit: int | None) -> Iterator[Tree]:
+    """The examples of blocks of predictions, one by one."""
+    rows = (
+        jax.tree.map(lambda leaf, i=i: leaf[i], block)
+        for block in blocks
+        for i in range(len(jax.tree.leaves(block)[0]))
+    )
+    return itertools.islice(rows, limit)

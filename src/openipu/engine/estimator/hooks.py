@@ -1,0 +1,240 @@
+"""Code of users that runs between executions: hooks in the manner of `tf.estimator.SessionRunHook`."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from openipu.engine.plan import positive
+
+import jax
+
+from .outbox import steps_first
+from .specs import LogOp
+from .trace import current_trace
+
+log = logging.getLogger("openipu")
+
+Tree = Any
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRunArgs:
+    """What a hook's `before_run` asks for: names, alone or in lists and dicts, of "loss" and "global_step"."""
+
+    fetches: Tree
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRunValues:
+    """What an execution gave; `results` has the structure of what was asked for. Arrays are there when looked at."""
+
+    results: Tree
+
+
+class SessionRunContext:
+    """How far a run is, and the way to end it after the current execution."""
+
+    def __init__(self) -> None:
+        self.global_step = 0
+        self.stop_requested = False
+        self.session: Any = self
+
+    def request_stop(self) -> None:
+        """End the run after this execution."""
+        self.stop_requested = True
+
+
+class SessionRunHook:
+    """Code that runs around executions. Override what is needed.
+
+    An execution is `iterations_per_loop` steps. `session` has `global_step` and `request_stop()`.
+    """
+
+    def begin(self) -> None:
+        """Called once, before anything else."""
+
+    def after_create_session(self, session: SessionRunContext, coord: None) -> None:
+        """Called once, when the state is there."""
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Called before each execution; may say what `after_run` is to get."""
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Called after each launch, which may still be running: looking at a result waits for it."""
+
+    def end(self, session: SessionRunContext) -> None:
+        """Called once, after the last execution."""
+
+
+class CheckpointSaverListener:
+    """Code that runs around the saving of checkpoints. Override what is needed."""
+
+    def begin(self) -> None:
+        """Called once, before training."""
+
+    def before_save(self, session: SessionRunContext, global_step_value: int) -> None:
+        """Called before a checkpoint is saved."""
+
+    def after_save(self, session: SessionRunContext, global_step_value: int) -> bool | None:
+        """Called after a checkpoint was saved; True ends the training."""
+
+    def end(self, session: SessionRunContext, global_step_value: int) -> None:
+        """Called once, after training."""
+
+
+class LoggingMode(enum.Enum):
+    """Which of an execution's steps are logged."""
+
+    ALL = "ALL"
+    LAST = "LAST"
+
+
+class IPULoggingTensorHook(SessionRunHook):
+    """Logs tensors of model_fn, from inside the device loop.
+
+    >>> hook = IPULoggingTensorHook(every_n_secs=3)          # doctest: +SKIP
+    >>> train_op = group(optimizer.minimize(loss), hook.log({"loss": loss}))          # doctest: +SKIP
+    >>> EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=[hook])          # doctest: +SKIP
+
+    Args:
+        every_n_iter: Log after each so many executions.
+        every_n_secs: Or at most once in so many seconds, after an execution.
+        at_end: Log once more when the run ends.
+        formatter: Gives the text for a dict of arrays; by default all of them as `name = value`.
+        logging_mode: LAST: the tensors of the last step of the execution. ALL: those of all steps, stacked. With
+            several replicas they have the replicas as their next axis.
+    """
+
+    LoggingMode = LoggingMode
+
+    def __init__(
+        self,
+        every_n_iter: int | None = None,
+        every_n_secs: float | None = None,
+        at_end: bool = False,
+        formatter: Callable[[dict[str, Any]], str] | None = None,
+        logging_mode: Any = LoggingMode.LAST,
+    ) -> None:
+        if (every_n_iter is None) == (every_n_secs is None):
+            raise ValueError(
+                f"`every_n_iter` is {every_n_iter!r} and `every_n_secs` is {every_n_secs!r}. Give exactly one of them."
+            )
+        if every_n_secs is not None and not every_n_secs > 0:
+            raise ValueError(f"`every_n_secs` is {every_n_secs!r}. Give a number above 0.")
+        self._every_n_iter = positive("every_n_iter", every_n_iter, optional=True)
+        self._every_n_secs, self._at_end, self._formatter = every_n_secs, bool(at_end), formatter or _format
+        # By name, so that a mode of outfeed queues will do.
+        mode = getattr(logging_mode, "name", None)
+        if mode not in LoggingMode.__members__:
+            raise ValueError(f"`logging_mode` is {logging_mode!r}. Give LoggingMode.ALL or LoggingMode.LAST.")
+        self.all_steps = mode == "ALL"
+        self._called = False
+        self._latest: Callable[[], Any] | None = None
+        self._executions, self._time = 0, -float("inf")
+
+    def log(self, tensors: Tree) -> LogOp:
+        """Have these tensors (one, a list, or a dict) logged. Called in model_fn, once."""
+        trace = current_trace("`IPULoggingTensorHook.log`")
+        if any(hook is self for hook, _ in trace.logs):
+            raise RuntimeError(
+                "`log` was called twice on one hook. Give all tensors in one call, or make a second hook."
+            )
+        named = _named(tensors)
+        for name, tensor in named.items():
+            if not isinstance(tensor, jax.Array):
+                raise TypeError(f"{name!r} is a {type(tensor).__name__}. Log tensors that model_fn computes.")
+        trace.logs.append((self, named))
+        self._called = True
+        return LogOp(self)
+
+    # --- called by the engine
+
+    def after_create_session(self, session: SessionRunContext, coord: None) -> None:
+        """Check that there is something to log."""
+        del session, coord
+        if not self._called:
+            raise RuntimeError("An IPULoggingTensorHook has nothing to log. Call its `log(tensors)` in model_fn.")
+        self._executions, self._time = 0, time.monotonic()
+
+    def receive(self, count: Any, tensors: Tree) -> None:
+        """The tensors of an execution; they are fetched only when it is time to log."""
+        self._latest = lambda: steps_first(count, tensors, self.all_steps)
+        self._executions += 1
+        now = time.monotonic()
+        if self._every_n_iter is not None:
+            due = self._executions % self._every_n_iter == 0
+        else:
+            due = self._every_n_secs is not None and now - self._time >= self._every_n_secs
+        if due:
+            self._time = now
+            self._say()
+
+    def end(self, session: SessionRunContext) -> None:
+        """Log the last tensors if they are to be logged."""
+        del session
+        if self._at_end:
+            self._say()
+
+    def _say(self) -> None:
+        if self._latest is not None:
+            log.info("%s", self._formatter(self._latest()))
+            self._latest = None
+
+
+def _format(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in values.items())
+
+
+def _named(tensors: Tree) -> dict[str, Any]:
+    if isinstance(tensors, dict):
+        return dict(tensors)
+    if isinstance(tensors, list | tuple):
+        return {f"tensor_{number}": tensor for number, tensor in enumerate(tensors)}
+    return {"tensor": tensors}
+
+
+class Hooks:
+    """The hooks of one run, called in order."""
+
+    def __init__(self, hooks: list[Any]) -> None:
+        for hook in hooks:
+            if not isinstance(hook, SessionRunHook):
+                raise TypeError(f"A hook is a {type(hook).__name__}. Give instances of `SessionRunHook`.")
+        self._hooks = list({id(hook): hook for hook in hooks}.values())
+        self.context = SessionRunContext()
+        self._asked: list[SessionRunArgs | None] = []
+
+    def begin(self, global_step: int) -> None:
+        """Before the first execution."""
+        self.context.global_step = global_step
+        for hook in self._hooks:
+            hook.begin()
+        for hook in self._hooks:
+            hook.after_create_session(self.context, None)
+
+    def before_run(self) -> None:
+        """Before an execution."""
+        self._asked = [hook.before_run(self.context) for hook in self._hooks]
+
+    def after_run(self, global_step: int, values: dict[str, Any]) -> None:
+        """After a launch."""
+        values = {"global_step": global_step, **values}
+        for hook, asked in zip(self._hooks, self._asked, strict=True):
+            results = None if asked is None else jax.tree.map(lambda name: _fetch(values, name), asked.fetches)
+            hook.after_run(self.context, SessionRunValues(results))
+
+    def end(self) -> None:
+        """After the last execution."""
+        for hook in self._hooks:
+            hook.end(self.context)
+
+
+def _fetch(values: dict[str, Any], name: Any) -> Any:
+    if name not in values:
+        raise ValueError(f"A hook asks for {name!r}, but an execution gives {', '.join(map(repr, values))}.")
+    return values[name]

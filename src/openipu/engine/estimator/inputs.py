@@ -1,0 +1,151 @@
+"""input_fn -> batches, from any position in the data, and the feed that takes them to the devices."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from openipu.engine import model as keras_model
+
+import jax
+import keras
+import numpy as np
+
+Batch = tuple[Any, ...]
+INPUT_FN_ARGUMENTS = ("mode", "params", "config", "input_context")
+
+
+@dataclass(frozen=True, slots=True)
+class InputContext:
+    """What an input_fn that declares `input_context` may know about who reads it."""
+
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InputFn:
+    """A user's function that gives a dataset, called with those of its arguments that it declares."""
+
+    function: Callable[..., Any]
+    given: dict[str, Any]
+
+    def open(self) -> Any:
+        """A new dataset."""
+        declared = inspect.signature(self.function).parameters
+        return self.function(**{name: value for name, value in self.given.items() if name in declared})
+
+
+class Elements(keras_model.DataAdapter):
+    """The batches of one call of input_fn from number `skip` on, at most `limit`, as a source for feeds.
+
+    A position beyond the end of the data counts on from its beginning, so training that stopped at the end of a
+    finite dataset goes on with its first batch.
+    """
+
+    def __init__(self, input_fn: InputFn, skip: int = 0, limit: int | None = None) -> None:
+        batches = itertools.islice(_from(input_fn, skip), limit)
+        first = next(batches, None)
+        if first is None:
+            raise ValueError("input_fn gave 0 batches. Give a dataset with at least one batch.")
+        self.first = first
+        self._batches = itertools.chain([first], batches)
+
+    def get_jax_iterator(self) -> Iterator[Batch]:
+        """The batches, once."""
+        return self._batches
+
+    @property
+    def num_batches(self) -> None:
+        """Not known before the data ends."""
+        return None
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the first batch."""
+        return int(jax.tree.leaves(self.first)[0].shape[0])
+
+
+def _from(input_fn: InputFn, skip: int) -> Iterator[Batch]:
+    dataset = _checked(input_fn.open())
+    length = _length(dataset)
+    skip = skip % length if length else skip
+    batches = _batches(dataset, skip)
+    first = next(batches, None)
+    if first is None and skip:
+        # It was the end of data of unknown length: begin anew, after as many as are left over.
+        skipped = sum(1 for _ in _batches(_checked(input_fn.open()), 0))
+        batches = _batches(_checked(input_fn.open()), skip % skipped if skipped else 0)
+        first = next(batches, None)
+    if first is not None:
+        yield from itertools.chain([first], batches)
+
+
+def _batches(dataset: Any, skip: int) -> Iterator[Batch]:
+    """The batches of a dataset after `skip` of them, which are not read where the dataset can be told."""
+    elements: Iterator[Any]
+    if skip and hasattr(dataset, "cardinality") and hasattr(dataset, "skip"):  # tf.data
+        dataset, skip = dataset.skip(skip), 0
+    if isinstance(dataset, keras.utils.PyDataset) and dataset.workers <= 1:
+        numbers = itertools.count(skip) if dataset.num_batches is None else range(skip, dataset.num_batches)
+        elements, skip = (dataset[number] for number in numbers), 0
+    elif _is_plain(dataset):
+        elements = iter(dataset)
+    else:
+        elements = keras_model.batches(keras_model.get_data_adapter(dataset))
+    return map(_element, itertools.islice(elements, skip, None))
+
+
+def _length(dataset: Any) -> int | None:
+    """Batches in a pass, None where nobody knows or there is no end."""
+    if isinstance(dataset, keras.utils.PyDataset):
+        return None if dataset.num_batches is None else int(dataset.num_batches)
+    if hasattr(dataset, "cardinality"):
+        return max(int(dataset.cardinality()), 0) or None
+    return None
+
+
+def _checked(dataset: Any) -> Any:
+    arrays = isinstance(dataset, dict | tuple | str | bytes) or hasattr(dataset, "shape") or hasattr(dataset, "dtype")
+    if arrays or not (hasattr(dataset, "__iter__") or isinstance(dataset, keras.utils.PyDataset)):
+        raise ValueError(
+            f"input_fn returned a value of type {type(dataset).__name__}. Return a dataset of batches: tf.data, grain, "
+            "a PyDataset (such as `openipu.data.repeat(x, y, batch_size=32)`), a DataLoader, or a generator."
+        )
+    return dataset
+
+
+def _is_plain(dataset: Any) -> bool:
+    """Whether it is an iterable of Python's, and not one that Keras has an adapter for."""
+    known = ("tensorflow", "grain", "torch")
+    return not isinstance(dataset, keras.utils.PyDataset) and not any(
+        cls.__module__.split(".")[0] in known for cls in type(dataset).__mro__
+    )
+
+
+def _element(element: Any) -> Batch:
+    """(features,) or (features, labels), as arrays of the types that programs have."""
+    if not isinstance(element, tuple):
+        element = (element,)
+    if len(element) not in (1, 2):
+        raise ValueError(
+            f"input_fn gives tuples of {len(element)} elements. Give features, or a tuple (features, labels); several "
+            "features go into a dict."
+        )
+    if len(element) == 2 and element[1] is None:
+        element = element[:1]
+    return tuple(jax.tree.map(_array, part) for part in element)
+
+
+def _array(leaf: Any) -> np.ndarray:
+    array = np.asarray(leaf)
+    if array.ndim == 0 or array.dtype == object:
+        raise ValueError(
+            f"input_fn gives a {type(leaf).__name__} of shape {array.shape} where a batch belongs. Batch the dataset: "
+            "every array has the examples as its first axis."
+        )
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)

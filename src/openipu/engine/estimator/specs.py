@@ -1,0 +1,208 @@
+"""What a model_fn returns, and the rules about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from openipu.config.notices import name_once
+from openipu.engine.state import Mode
+
+import jax
+import keras
+import numpy as np
+
+Tree = Any
+
+
+class ModeKeys:
+    """What model_fn is called for."""
+
+    TRAIN: Literal["train"] = "train"
+    EVAL: Literal["eval"] = "eval"
+    PREDICT: Literal["infer"] = "infer"
+
+
+ENGINE_MODE: dict[str, Mode] = {ModeKeys.TRAIN: "train", ModeKeys.EVAL: "test", ModeKeys.PREDICT: "predict"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainOp:
+    """The record that `optimizer.minimize(loss)` gives: the engine differentiates `loss` and applies `optimizer`."""
+
+    optimizer: Any
+    loss: Any
+    variables: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogOp:
+    """The record that `IPULoggingTensorHook.log` gives."""
+
+    hook: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Several records as one `train_op`."""
+
+    ops: tuple[Any, ...]
+
+
+def group(*ops: Any) -> Group:
+    """Several records as one `train_op`, for example `group(optimizer.minimize(loss), hook.log(loss))`."""
+    return Group(ops)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IPUEstimatorSpec:
+    """What a model_fn returns: the tensors and records that its mode needs.
+
+    Args:
+        mode: One of `ModeKeys`.
+        predictions: An array, or a dict of arrays, with one row per example (PREDICT).
+        loss: A scalar (TRAIN, EVAL).
+        train_op: What `optimizer.minimize(loss)` gives, alone or in a list or `group` with other records (TRAIN).
+        eval_metric_ops: Metrics on the device (EVAL), by name: a Keras metric that model_fn has updated, a tuple
+            `(metric, y_true, y_pred[, sample_weight])`, or a scalar, which is averaged over all examples.
+        eval_metrics: Metrics on the host (EVAL) instead: `(function, tensors)`. The function is called once with the
+            tensors of all steps and replicas, in the order of the data, and returns a dict.
+        host_call: `(function, [tensors])`, called on the host after each training step; needs `iterations_per_loop` 1.
+        training_hooks, evaluation_hooks, prediction_hooks: Hooks besides those given to `train` and so on.
+    """
+
+    mode: str
+    predictions: Tree = None
+    loss: Any = None
+    train_op: Any = None
+    eval_metric_ops: dict[str, Any] | None = None
+    eval_metrics: tuple[Callable[..., dict[str, Any]], Any] | None = None
+    host_call: tuple[Callable[..., Any], list[Any]] | None = None
+    training_hooks: Sequence[Any] | None = None
+    evaluation_hooks: Sequence[Any] | None = None
+    prediction_hooks: Sequence[Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in ENGINE_MODE:
+            raise ValueError(f"`mode` is {self.mode!r}. Give one of {', '.join(map(repr, ENGINE_MODE))} (ModeKeys).")
+        _check_pair("host_call", self.host_call, (list,))
+        _check_pair("eval_metrics", self.eval_metrics, (list, dict))
+
+    @property
+    def hooks(self) -> tuple[Any, ...]:
+        """The hooks of the spec's own mode."""
+        hooks = {"train": self.training_hooks, "eval": self.evaluation_hooks, "infer": self.prediction_hooks}
+        return tuple(hooks[self.mode] or ())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EstimatorSpec:
+    """What a model_fn returns, in the form of `tf.estimator`; see `IPUEstimatorSpec` for the arguments.
+
+    `export_outputs` and `scaffold` have no meaning here and are named once in a warning.
+    """
+
+    mode: str
+    predictions: Tree = None
+    loss: Any = None
+    train_op: Any = None
+    eval_metric_ops: dict[str, Any] | None = None
+    export_outputs: Any = None
+    training_chief_hooks: Sequence[Any] | None = None
+    training_hooks: Sequence[Any] | None = None
+    scaffold: Any = None
+    evaluation_hooks: Sequence[Any] | None = None
+    prediction_hooks: Sequence[Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.as_ipu_spec()
+        unused = {"export_outputs": "models are saved by Keras", "scaffold": "there are no sessions"}
+        name_once({f"EstimatorSpec.{n}": why for n, why in unused.items() if getattr(self, n) is not None})
+
+    def as_ipu_spec(self) -> IPUEstimatorSpec:
+        """The same as the engine sees it."""
+        shared = {field.name for field in fields(IPUEstimatorSpec)} & {field.name for field in fields(EstimatorSpec)}
+        values = {name: getattr(self, name) for name in shared}
+        chief = tuple(self.training_chief_hooks or ())
+        return IPUEstimatorSpec(**values | {"training_hooks": (*(self.training_hooks or ()), *chief)})
+
+
+def checked(spec: Any, mode: str) -> IPUEstimatorSpec:
+    """The spec that model_fn returned, if it is one and complete for `mode`."""
+    if not isinstance(spec, EstimatorSpec | IPUEstimatorSpec):
+        found = "a tensor" if isinstance(spec, jax.Array) else f"a value of type {type(spec).__name__}"
+        raise ValueError(f"model_fn returned {found}. Return an `EstimatorSpec` or `IPUEstimatorSpec`.")
+    complete: IPUEstimatorSpec = spec.as_ipu_spec() if isinstance(spec, EstimatorSpec) else spec
+    _check_complete(complete, mode)
+    return complete
+
+
+def _check_complete(spec: IPUEstimatorSpec, mode: str) -> None:
+    if spec.mode != mode:
+        raise ValueError(f"model_fn was called for {mode!r} and returned a spec for {spec.mode!r}. Pass `mode` on.")
+    needed = {"train": ("loss", "train_op"), "eval": ("loss",), "infer": ("predictions",)}[mode]
+    for name in needed:
+        if getattr(spec, name) is None:
+            raise ValueError(f"The spec that model_fn returned for {mode!r} has no `{name}`. Give one.")
+    if mode == "eval":
+        _check_metrics(spec)
+    if spec.loss is not None and np.shape(spec.loss) not in ((), (1,)):
+        raise ValueError(
+            f"`loss` has shape {np.shape(spec.loss)}, but it is one number per micro-batch. Take its `keras.ops.mean`."
+        )
+
+
+def train_op_of(spec: IPUEstimatorSpec) -> TrainOp:
+    """The one record of a minimization in a spec's `train_op`."""
+    found = [op for op in _flat(spec.train_op) if isinstance(op, TrainOp)]
+    others = [op for op in _flat(spec.train_op) if not isinstance(op, TrainOp | LogOp)]
+    if others or len(found) != 1:
+        raise ValueError(
+            f"`train_op` holds {len(found)} records of `optimizer.minimize(loss)`"
+            + (f" and a {type(others[0]).__name__}" if others else "")
+            + ". Give exactly one, alone or together with what `IPULoggingTensorHook.log` returns."
+        )
+    return found[0]
+
+
+def _flat(op: Any) -> list[Any]:
+    if isinstance(op, Group):
+        op = op.ops
+    return [leaf for part in op for leaf in _flat(part)] if isinstance(op, list | tuple) else [op]
+
+
+def _check_metrics(spec: IPUEstimatorSpec) -> None:
+    given = [name for name in ("eval_metric_ops", "eval_metrics") if getattr(spec, name) is not None]
+    if len(given) != 1:
+        raise ValueError(
+            f"{len(given)} of `eval_metric_ops` (on the device) and `eval_metrics` (on the host) are given for "
+            "evaluation. Give exactly one of them."
+        )
+    metrics = spec.eval_metric_ops
+    if metrics is not None and not isinstance(metrics, dict):
+        raise TypeError(f"`eval_metric_ops` is a {type(metrics).__name__}. Give a dict of metrics by name.")
+    for name, value in (metrics or {}).items():
+        if name in ("loss", "global_step"):
+            raise ValueError(f"A metric is called {name!r}, which `evaluate` reports by itself. Call it otherwise.")
+        if isinstance(value, tuple) and not (len(value) > 1 and isinstance(value[0], keras.metrics.Metric)):
+            raise TypeError(f"The metric {name!r} is a tuple without a Keras metric. Give (metric, y_true, y_pred).")
+        if not isinstance(value, tuple | keras.metrics.Metric) and np.shape(value) != ():
+            raise ValueError(
+                f"The metric {name!r} has shape {np.shape(value)}. Give a Keras metric, a tuple (metric, y_true, "
+                "y_pred), or a scalar."
+            )
+
+
+def _check_pair(name: str, pair: Any, kinds: tuple[type, ...]) -> None:
+    if pair is None:
+        return
+    wanted = " or ".join(f"a {kind.__name__}" for kind in kinds)
+    if not isinstance(pair, tuple):
+        raise TypeError(f"`{name}` is a {type(pair).__name__}. Give a tuple: a function and {wanted} of tensors.")
+    if len(pair) != 2:
+        raise ValueError(f"`{name}` has {len(pair)} elements. Give 2: a function and {wanted} of tensors.")
+    if not callable(pair[0]):
+        raise TypeError(f"The first element of `{name}` is a {type(pair[0]).__name__}. Give a function.")
+    if not isinstance(pair[1], kinds):
+        raise TypeError(f"The second element of `{name}` is a {type(pair[1]).__name__}. Give {wanted} of tensors.")

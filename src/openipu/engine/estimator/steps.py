@@ -1,0 +1,188 @@
+"""`Plan` -> `Step`: what the engine's loop runs for an estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from openipu.engine import model as keras_model
+from openipu.engine import offload
+from openipu.engine.loop import Loop
+from openipu.engine.options import Options
+from openipu.engine.place import Place
+from openipu.engine.shard import make_shards
+from openipu.engine.spread import Spread
+from openipu.engine.state import State, Step
+from openipu.optimizers.plan import map_gradients
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from .outbox import Mean, Outbox
+from .specs import ENGINE_MODE, IPUEstimatorSpec, train_op_of
+from .trace import Plan, Trace, metrics_of, update_metrics
+
+Tree = Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A model_fn in one mode, ready to run: its plan, its loop, and how its state lies on the devices."""
+
+    plan: Plan
+    loop: Loop
+    spread: Spread
+    place: Place
+    options: Options
+    outbox: Outbox
+    metrics: Callable[[], list[Any]]
+    """The metrics part of the state before the first step."""
+
+
+def make_program(plan: Plan, place: Place, options: Options, outbox: Outbox, name: str) -> Program:
+    """Everything but the compilation, which happens at the first launch."""
+    mode = ENGINE_MODE[plan.model_fn.mode]
+    spread, twin = Spread(place.replicas), None
+    if mode == "train":
+        if options.shard_optimizer and place.replicas.count > 1:
+            weights = [made.variable for _, made in plan.in_part("trainable")]
+            shards, twin = make_shards(plan.optimizer, weights, place.replicas, keras_model.decays)
+            spread = Spread(place.replicas, shards)
+        spread = Spread(place.replicas, spread.shards, offload.is_offloaded(options, place.replicas))
+        step, metrics = _train_step(plan, place, spread, twin, options, outbox)
+    elif mode == "test":
+        step, metrics = _eval_step(plan, place)
+    else:
+        step, metrics = Step(_predict_micro(plan), None, "all"), list
+    step = keras_model.on_replicas(step, place)
+    # The loop traces a step several times for one program; a function that is jitted is traced once per shape.
+    micro = jax.jit(step.micro, inline=True)
+    step = replace(step, micro=micro)
+    loop = Loop(f"{name}_{mode}", step, place, options.accumulation, spread)
+    return Program(plan, loop, spread, place, options, outbox, metrics)
+
+
+def _rows(batch: Tree) -> int:
+    return int(jax.tree.leaves(batch)[0].shape[0])
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+def _train_step(
+    plan: Plan, place: Place, spread: Spread, twin: Any, options: Options, outbox: Outbox
+) -> tuple[Step, Callable[[], list[Any]]]:
+    def start() -> list[Any]:
+        return [*Mean.start(), *outbox.start()]
+
+    def begin(state: State) -> State:
+        return state._replace(metrics=start())
+
+    def micro(state: State, batch: Tree) -> tuple[State, list[Any], Any]:
+        optimizer = spread.shards.stand_ins(state.optimizer) if spread.shards else state.optimizer
+
+        def loss(trainable: list[Any]) -> Any:
+            return plan.run(state._replace(trainable=trainable, optimizer=optimizer), batch, results)
+
+        def results(spec: IPUEstimatorSpec, trace: Trace) -> Any:
+            op = train_op_of(spec)
+            leaving = [tensors for _, tensors in trace.logs] + ([spec.host_call[1]] if spec.host_call else [])
+            scaled = jnp.reshape(op.optimizer.scale_loss(jnp.asarray(op.loss)), ())
+            return scaled, (spec.loss, plan.after(trace, "non_trainable", state), leaving)
+
+        gradient = jax.grad(jax.checkpoint(loss) if place.recompute else loss, has_aux=True)
+        gradients, (value, (step, *rest), leaving) = gradient(state.trainable)
+        gradients = map_gradients(plan.optimizer, gradients, state.trainable, optimizer)
+        metrics = [
+            *Mean.add(state.metrics, value, _rows(batch)),
+            *outbox.put(state.metrics[Mean.SIZE :], leaving),
+        ]
+        return state._replace(non_trainable=[step + 1, *rest], metrics=metrics), gradients, ()
+
+    def finish(state: State) -> dict[str, Any]:
+        mean = place.replicas.sum(state.metrics[: Mean.SIZE])
+        count, tensors = outbox.results(state.metrics[Mean.SIZE :], place.replicas)
+        return {"loss": Mean.result(mean), "count": count, "tensors": tensors}
+
+    update = keras_model.make_update(plan.optimizer, spread, twin, options.average_replicas)
+    return Step(micro, update, "none", finish, begin=begin), start
+
+
+# --- evaluation ------------------------------------------------------------------------------------------------------
+
+
+def _eval_step(plan: Plan, place: Place) -> tuple[Step, Callable[[], list[Any]]]:
+    if plan.spec.eval_metrics is not None:
+        return Step(_host_eval_micro(plan), None, "all"), list
+    variables = [made for _, made in plan.in_part("metrics")]
+    count = len(variables)
+    scalars = [name for name, value in (plan.spec.eval_metric_ops or {}).items() if name not in metrics_of(plan.spec)]
+
+    def start() -> list[Any]:
+        means = [zero for _ in range(1 + len(scalars)) for zero in Mean.start()]
+        return [*(jnp.asarray(made.initial()) for made in variables), *means]
+
+    def micro(state: State, batch: Tree) -> tuple[State, list[Any], Any]:
+        def results(spec: IPUEstimatorSpec, trace: Trace) -> Any:
+            update_metrics(spec, trace)
+            values = [spec.loss, *((spec.eval_metric_ops or {})[name] for name in scalars)]
+            return values, plan.after(trace, "metrics", state)[:count]
+
+        values, metrics = plan.run(state, batch, results)
+        for number, value in enumerate(values):
+            first = count + number * Mean.SIZE
+            metrics += Mean.add(state.metrics[first : first + Mean.SIZE], value, _rows(batch))
+        return state._replace(metrics=metrics), [], ()
+
+    def finish(state: State) -> dict[str, Any]:
+        """Sums over replicas are what one device would have counted, so every metric is right, not only means."""
+        metrics = place.replicas.sum(state.metrics)
+        means = [Mean.result(metrics[i : i + Mean.SIZE]) for i in range(count, len(metrics), Mean.SIZE)]
+        logs = dict(zip(["loss", *scalars], means, strict=True))
+        mapping = [(made.variable, value) for made, value in zip(variables, metrics[:count], strict=True)]
+        with keras.StatelessScope(state_mapping=mapping):
+            return logs | {name: metric.result() for name, metric in metrics_of(plan.spec).items()}
+
+    return Step(micro, None, "none", finish), start
+
+
+def _host_eval_micro(plan: Plan) -> Callable[[State, Tree], tuple[State, list[Any], Any]]:
+    def results(spec: IPUEstimatorSpec, _: Trace) -> Any:
+        assert spec.eval_metrics is not None
+        return spec.loss, spec.eval_metrics[1]
+
+    def micro(state: State, batch: Tree) -> tuple[State, list[Any], Any]:
+        loss, tensors = plan.run(state, batch, results)
+        rows = jnp.full((1,), _rows(batch), jnp.float32)
+        return (
+            state,
+            [],
+            {"loss": jnp.reshape(loss, (1,)), "rows": rows, "tensors": jax.tree.map(_at_least_1d, tensors)},
+        )
+
+    return micro
+
+
+def _at_least_1d(tensor: Any) -> Any:
+    tensor = jnp.asarray(tensor)
+    return tensor[None] if tensor.ndim == 0 else tensor
+
+
+# --- prediction ------------------------------------------------------------------------------------------------------
+
+
+def _predict_micro(plan: Plan) -> Callable[[State, Tree], tuple[State, list[Any], Any]]:
+    def micro(state: State, batch: Tree) -> tuple[State, list[Any], Any]:
+        rows = _rows(batch)
+        predictions = plan.run(state, batch, lambda spec, _: spec.predictions)
+        predictions = jax.tree.map(jnp.asarray, predictions)
+        for leaf in jax.tree.leaves(predictions):
+            if leaf.ndim == 0 or leaf.shape[0] != rows:
+                raise ValueError(
+                    f"A prediction has shape {leaf.shape} for a batch of {rows} examples. Give one row per example."
+                )
+        return state, [], predictions
+
+    return micro

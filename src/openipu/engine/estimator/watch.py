@@ -1,0 +1,151 @@
+"""What a user sees of a run: log lines, TensorBoard event files, and the facts about its programs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openipu.engine.loop import Loop
+
+import numpy as np
+
+log = logging.getLogger("openipu")
+
+
+class Summaries:
+    """Scalars in a TensorBoard event file, made when the first one is written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: Any = None
+
+    def write(self, step: int, scalars: Mapping[str, Any]) -> None:
+        """Write those values that are single numbers."""
+        numbers = {name: float(v) for name, v in scalars.items() if np.ndim(v) == 0 and not isinstance(v, str)}
+        if numbers and self._writer is None:
+            from tensorboardX import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._folder))
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Have everything on disk."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class Progress:
+    """Log lines and summaries of a training run. Losses are looked at one execution late, so nothing waits for them."""
+
+    def __init__(self, summaries: Summaries, begin: int, log_steps: int | None, summary_steps: int | None) -> None:
+        self._summaries = summaries
+        self._every = {"log": log_steps, "summary": summary_steps}
+        self._last = dict.fromkeys(self._every, begin)
+        self._clock = dict.fromkeys(self._every, time.monotonic())
+        self._begin = begin
+        self._waiting: tuple[int, Any] | None = None
+
+    def note(self, step: int, loss: Any) -> None:
+        """An execution that ended at `step` was launched."""
+        self._show()
+        self._waiting = step, loss
+
+    def close(self) -> None:
+        """Show the last execution."""
+        self._show(final=True)
+
+    def _show(self, final: bool = False) -> None:
+        if self._waiting is None:
+            return
+        (step, loss), self._waiting = self._waiting, None
+        for kind, every in self._every.items():
+            if every is None or not (step - self._last[kind] >= every or final or self._last[kind] == self._begin):
+                continue
+            value = float(loss)
+            now = time.monotonic()
+            seconds, self._clock[kind] = now - self._clock[kind], now
+            rate = (step - self._last[kind]) / max(seconds, 1e-9)
+            self._last[kind] = step
+            if kind == "log":
+                log.info("loss = %.6g, step = %d (%.3f sec, %.6g steps/sec)", value, step, seconds, rate)
+            else:
+                self._summaries.write(step, {"loss": value, "global_step/sec": rate})
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFacts:
+    """One compiled program. FLOPs and bytes count the body of its loop once: they are those of one step."""
+
+    compile_seconds: float
+    cached: bool
+    """Whether it came from the cache of compiled programs."""
+    flops: float
+    bytes_accessed: float
+    memory: tuple[tuple[str, int], ...]
+    """Bytes per device, by kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """One call of `train`, `evaluate` or `predict`."""
+
+    name: str
+    platform: str
+    replicas: int
+    programs: tuple[ProgramFacts, ...]
+    launches: int
+    steps: int
+    """Micro-batches of one replica."""
+    seconds: float
+    """Without compilation."""
+    feed_seconds: float
+    """Of these, spent on the host building the batches of executions."""
+
+    def text(self) -> str:
+        """The facts as a table."""
+        per_step = 1e3 * self.seconds / self.steps if self.steps else 0.0
+        lines = [
+            f"{self.name}: {self.replicas} replica(s) on {self.platform}",
+            f"  launches              {self.launches}",
+            f"  steps                 {self.steps}",
+            f"  time                  {self.seconds:.3f} s (without compilation)",
+            f"  time per step         {per_step:.3f} ms",
+            f"  building batches      {self.feed_seconds:.3f} s",
+        ]
+        for number, program in enumerate(self.programs):
+            lines += [
+                f"program {number}",
+                f"  compile time          {program.compile_seconds:.3f} s",
+                f"  from the cache        {'yes' if program.cached else 'no'}",
+                f"  FLOPs per step        {program.flops:.6g}",
+                f"  bytes per step        {program.bytes_accessed:.6g}",
+                *(f"  memory, {kind:<13} {size} bytes" for kind, size in program.memory),
+            ]
+        return "\n".join(lines) + "\n"
+
+
+def program_facts(loop: Loop) -> tuple[ProgramFacts, ...]:
+    """The facts about a loop's programs, as far as the compiler tells them."""
+    return tuple(
+        ProgramFacts(
+            program.compile_seconds,
+            program.cached,
+            float((cost := program.compiled.cost_analysis() or {}).get("flops", 0.0)),
+            float(cost.get("bytes accessed", 0.0)),
+            _memory(program.compiled.memory_analysis()),
+        )
+        for program in loop.programs.values()
+    )
+
+
+def _memory(analysis: Any) -> tuple[tuple[str, int], ...]:
+    kinds = {"arguments": "argument", "results": "output", "reused": "alias", "temporary": "temp"}
+    found = [(kind, getattr(analysis, f"{name}_size_in_bytes", None)) for kind, name in kinds.items()]
+    code = getattr(analysis, "generated_code_size_in_bytes", None)
+    return tuple((kind, int(size)) for kind, size in [*found, ("program", code)] if size is not None)

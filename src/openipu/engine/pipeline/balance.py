@@ -1,0 +1,271 @@
+"""A model and a number of stages -> the cut whose slowest stage is fastest.
+
+What a layer costs is estimated from the operations XLA counts and the bytes it reads and writes; nothing is run. Layers
+stay in their order, and a stage is a run of them. What a stage sends and receives costs, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from openipu.engine import model as keras_model
+
+import jax
+import keras
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+
+from .graph import Graph, Node
+from .split import run_node
+
+BYTE = 20.0
+"""Operations that take as long as reading or writing a byte of memory: some tens on CPUs, GPUs and TPUs alike."""
+LINK = 8.0
+"""How much longer it takes to send a byte to another device."""
+ROWS = 32
+"""Rows of the micro-batch that costs are estimated for, where nobody says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """A cut: the stage of each layer call, what each stage costs, and how many bytes go over each boundary."""
+
+    stages: tuple[int, ...]
+    costs: tuple[float, ...]
+    """Estimates in operations, boundaries included."""
+    boundaries: tuple[int, ...]
+    """Bytes between each stage and the next, for one micro-batch."""
+    names: tuple[str, ...]
+
+    @property
+    def efficiency(self) -> float:
+        """How busy the devices are if each micro-batch takes the estimated time: mean over largest cost."""
+        return sum(self.costs) / (len(self.costs) * max(self.costs))
+
+    def __str__(self) -> str:
+        total = sum(self.costs)
+        lines = [f"{len(self.costs)} stages, balance {self.efficiency:.0%} (mean over largest cost)"]
+        for stage, cost in enumerate(self.costs):
+            inside = [name for name, at in zip(self.names, self.stages, strict=True) if at == stage]
+            layers = inside[0] if len(inside) == 1 else f"{inside[0]} ... {inside[-1]}"
+            sends = f", sends {_size(self.boundaries[stage])}" if stage < len(self.boundaries) else ""
+            count = f"{len(inside)} layer{'s' if len(inside) > 1 else ''}"
+            lines.append(f"  stage {stage}: {cost / total:4.0%} of the cost, {count} ({layers}){sends}")
+        return "\n".join(lines)
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def balanced(model: Any, graph: Graph | None, stages: int | None, inputs: Any = None) -> Balance:
+    """The best cut of a model into `stages` stages. `inputs` is a micro-batch, or gives its shapes and dtypes."""
+    if isinstance(stages, bool) or not isinstance(stages, int) or stages < 2:
+        raise ValueError(f'"auto" needs the number of stages, 2 or more, but stages={stages!r}. Give stages=2.')
+    if graph is None:
+        raise RuntimeError(
+            f"Model {model.name!r} has not been built, so the costs of its layers are not known. Give it a "
+            "`keras.Input`, or call `model.build(input_shape)` first."
+        )
+    layers = [node for node in graph.nodes if node.is_layer]
+    if len(layers) < stages:
+        raise ValueError(
+            f"Model {model.name!r} has {len(layers)} layer calls, which cannot be cut into {stages} stages. "
+            f"Use at most {len(layers)} stages."
+        )
+    values = _values(graph, inputs)
+    anchors = _anchors(graph)
+    costs = np.zeros(len(layers))
+    for node, cost in zip(graph.nodes, _costs(graph, values), strict=True):
+        costs[anchors[id(node)]] += cost
+    traffic = _traffic(graph, values, anchors, len(layers))
+    cuts = _cuts(costs, traffic * BYTE * LINK, stages)
+    ends = [*cuts, len(layers)]
+    found = tuple(int(np.searchsorted(cuts, i, "right")) for i in range(len(layers)))
+    totals = tuple(
+        float(costs[a:b].sum() + (traffic[a] + traffic[b]) * BYTE * LINK) for a, b in zip([0, *cuts], ends, strict=True)
+    )
+    return Balance(found, totals, tuple(int(traffic[cut]) for cut in cuts), tuple(str(node) for node in layers))
+
+
+# --- shapes ----------------------------------------------------------------------------------------------------------
+
+
+class _Value(NamedTuple):
+    """What a tensor will be: shape and dtype, and those of its mask."""
+
+    value: Any
+    mask: Any
+
+
+def _values(graph: Graph, inputs: Any) -> dict[int, _Value]:
+    """Every tensor of the graph, by identity."""
+    known = [tensor for node in graph.nodes for tensor in node.outputs]
+
+    def run(weights: list[Any], given: Any) -> list[_Value]:
+        flat = given if inputs is None else keras_model.standardized(graph.model, given)
+        values = dict(zip(map(id, graph.inputs), flat, strict=True))
+        with keras.StatelessScope(list(zip(graph.model.variables, weights, strict=True))):
+            for node in graph.nodes:
+                run_node(node, values, training=True)
+        found = [values.get(id(tensor)) for tensor in (*graph.inputs, *known)]
+        return [_Value(value, keras_model.get_keras_mask(value)) for value in found]
+
+    given = _nominal(graph) if inputs is None else jax.tree.map(_spec, inputs)
+    found = jax.eval_shape(run, [_spec(v) for v in graph.model.variables], given)
+    return dict(zip(map(id, (*graph.inputs, *known)), found, strict=True))
+
+
+def _nominal(graph: Graph) -> list[Any]:
+    found = []
+    for tensor in graph.inputs:
+        shape = (tensor.shape[0] or ROWS, *tensor.shape[1:])
+        if None in shape:
+            raise ValueError(
+                f"Input {tensor.name!r} has the shape {tensor.shape}, so what layers cost is not known. Give `inputs`, "
+                "a micro-batch as the model will see it."
+            )
+        found.append(jax.ShapeDtypeStruct(shape, tensor.dtype))
+    return found
+
+
+def _spec(value: Any) -> Any:
+    return jax.ShapeDtypeStruct(value.shape, keras.backend.standardize_dtype(value.dtype))
+
+
+def _bytes(values: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(values))
+
+
+# --- costs -----------------------------------------------------------------------------------------------------------
+
+
+def _costs(graph: Graph, values: dict[int, _Value]) -> Iterator[float]:
+    seen: dict[Any, float] = {}
+    for node in graph.nodes:
+        key = _signature(node, values)
+        if key not in seen:
+            seen[key] = _cost(node, values)
+        yield seen[key]
+
+
+def _signature(node: Node, values: dict[int, _Value]) -> Any:
+    """Equal for calls that cost the same: the same kind of operation, made alike, on the same shapes."""
+    operation = node.operation
+    made = operation.get_config() if node.is_layer else {k: v for k, v in _attributes(operation) if k[0] != "_"}
+    made = {name: value for name, value in made.items() if name != "name"}
+    leaves = keras.tree.flatten((node.args, node.kwargs))
+    shapes = [values[id(leaf)] if keras_model.is_symbolic(leaf) else str(leaf)[:100] for leaf in leaves]
+    return type(operation), repr(made), repr(shapes), repr([(v.shape, v.dtype) for v in node.variables])
+
+
+def _attributes(operation: Any) -> list[tuple[str, Any]]:
+    return list(vars(operation).items()) if hasattr(operation, "__dict__") else []
+
+
+def _cost(node: Node, values: dict[int, _Value]) -> float:
+    """Operations of a forward pass, and what its memory traffic takes in the same unit."""
+    variables, tensors = node.variables, node.inputs
+
+    def run(weights: list[Any], given: list[_Value]) -> Any:
+        env: dict[int, Any] = {}
+        for tensor, (value, mask) in zip(tensors, given, strict=True):
+            if mask is not None:
+                keras_model.set_keras_mask(value, mask)
+            env[id(tensor)] = value
+        with keras.StatelessScope(list(zip(variables, weights, strict=True))):
+            run_node(node, env, training=True)
+        return [env.get(id(tensor)) for tensor in node.outputs]
+
+    given = [_spec(v) for v in variables], [values[id(tensor)] for tensor in tensors]
+    traced = jax.jit(run).trace(*given)
+    moved = _bytes(given) + _bytes([values[id(tensor)] for tensor in node.outputs])
+    return _operations(traced.lower(), traced.jaxpr) + BYTE * moved
+
+
+def _operations(lowered: Any, jaxpr: ClosedJaxpr) -> float:
+    """What XLA counts, where it counts the body of a loop once, and the other turns of loops of known length."""
+    counted = lowered.cost_analysis() or {}
+    total = float(counted.get("flops", 0.0))
+    for length, body in _loops(jaxpr.jaxpr):
+        inside = jax.jit(jaxpr_as_fun(body)).lower(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in body.in_avals))
+        total += (length - 1) * _operations(inside, body)
+    return total
+
+
+def _loops(jaxpr: Jaxpr) -> Iterator[tuple[int, ClosedJaxpr]]:
+    """Loops of known length; those inside another loop are found when its body is counted."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "scan":
+            yield equation.params["length"], equation.params["jaxpr"]
+            continue
+        for value in equation.params.values():
+            inner = value.jaxpr if isinstance(value, ClosedJaxpr) else value
+            if isinstance(inner, Jaxpr):
+                yield from _loops(inner)
+
+
+# --- cuts ------------------------------------------------------------------------------------------------------------
+
+
+def _anchors(graph: Graph) -> dict[int, int]:
+    """For each node, by identity, the number of the layer call that it stays with.
+
+    An operation goes where the latest of its inputs is: it costs there, wherever the cuts are.
+    """
+    made: dict[int, int] = {}
+    found: dict[int, int] = {}
+    layers = 0
+    for node in graph.nodes:
+        found[id(node)] = layers if node.is_layer else max((made.get(id(t), 0) for t in node.inputs), default=0)
+        layers += node.is_layer
+        made.update((id(tensor), found[id(node)]) for tensor in node.outputs)
+    return found
+
+
+def _traffic(graph: Graph, values: dict[int, _Value], anchors: dict[int, int], layers: int) -> np.ndarray:
+    """Bytes that go over a cut before each layer call, with those before the first and after the last: none."""
+    last = {id(tensor): layers - 1 for tensor in keras.tree.flatten(graph.outputs)}
+    for node in graph.nodes:
+        for tensor in node.inputs:
+            last[id(tensor)] = max(anchors[id(node)], last.get(id(tensor), 0))
+    traffic = np.zeros(layers + 1)
+    for node in graph.nodes:
+        for tensor in node.outputs:
+            traffic[anchors[id(node)] + 1 : last.get(id(tensor), 0) + 1] += _bytes(values[id(tensor)])
+    return traffic
+
+
+def _cuts(costs: np.ndarray, traffic: np.ndarray, stages: int) -> list[int]:
+    """Where stages 1, 2, ... begin: the largest cost of a stage is smallest, then all traffic together is."""
+    count = len(costs)
+    sums = np.concatenate([[0.0], np.cumsum(costs)])
+    # stage[a, b]: the cost of a stage of layer calls a to b - 1. It has at least one.
+    stage = sums[None, :] - sums[:, None] + traffic[:, None] + traffic[None, :]
+    stage[np.tril_indices(count + 1)] = np.inf
+    best = stage[0]
+    for _ in range(stages - 1):
+        best = np.maximum(best[:, None], stage).min(0)
+    allowed = stage <= best[count] * (1 + 1e-9)
+    # Among cuts with that largest cost, the least traffic, found from the back to the front.
+    least = np.where(allowed[0], 0.0, np.inf)
+    choices = []
+    for _ in range(stages - 1):
+        total = least[:, None] + traffic[:, None] + np.where(allowed, 0.0, np.inf)
+        choices.append(total.argmin(0))
+        least = total.min(0)
+    return _walk_back(choices, count)
+
+
+def _walk_back(choices: Sequence[np.ndarray], end: int) -> list[int]:
+    cuts: list[int] = []
+    for choice in reversed(choices):
+        end = int(choice[end])
+        cuts.append(end)
+    return cuts[::-1]

@@ -1,0 +1,116 @@
+"""Where a run is in its data, and the random sequences that order the data: NumPy's, Python's, and torch's if loaded.
+
+Keras' own random numbers (dropout) need nothing here: their seeds are variables of the model.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import random as python
+import sys
+from typing import Any
+
+import numpy as np
+
+Random = dict[str, Any]
+"""The state of each random sequence by the name of its package."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Position:
+    """How much of its data a feed has given out, and how to come there again.
+
+    `done` counts the steps of this epoch, `passes` the passes over the data that were begun, `taken` the batches taken
+    from the last of them, `step` all steps; a batch has `batch_size` rows, if that is known.
+
+    Random sequences are those when the last pass was opened (`opened`), before the next slab was read (`ahead`, because
+    that happens while the last one still runs), and `now`. `ends` holds those with which earlier epochs ended, for data
+    that changes then.
+    """
+
+    done: int = 0
+    passes: int = 0
+    taken: int = 0
+    step: int = 0
+    batch_size: int | None = None
+    opened: Random | None = None
+    ahead: Random | None = None
+    now: Random | None = None
+    ends: tuple[Random, ...] = ()
+
+    def for_batches_of(self, batch_size: int | None, num_batches: int | None) -> Position:
+        """The same position in data that is cut into batches of another size, such as one replica's of several."""
+        if batch_size is None or self.batch_size is None or batch_size == self.batch_size:
+            return self
+        done = _rescale(self.done, self.batch_size, batch_size, num_batches)
+        taken = _rescale(self.taken, self.batch_size, batch_size, num_batches)
+        return dataclasses.replace(self, done=done, taken=taken, batch_size=batch_size)
+
+    def to_json(self) -> str:
+        """Text that `from_json` reads."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        random: dict[str, Any] = {name: _text(fields[name]) for name in ("opened", "ahead", "now")}
+        return json.dumps(fields | random | {"ends": [_text(state) for state in self.ends]})
+
+    @classmethod
+    def from_json(cls, text: str) -> Position:
+        """The position behind a text."""
+        fields: dict[str, Any] = json.loads(text)
+        random: dict[str, Any] = {name: _state(fields[name]) for name in ("opened", "ahead", "now")}
+        return cls(**fields | random | {"ends": tuple(map(_state, fields["ends"]))})
+
+
+def random() -> Random:
+    """The random sequences as they are."""
+    state: Random = {"numpy": np.random.get_state(), "python": python.getstate()}
+    if "torch" in sys.modules:
+        state["torch"] = sys.modules["torch"].get_rng_state().numpy()
+    return state
+
+
+def set_random(state: Random | None) -> None:
+    """Let the random sequences go on from `state`."""
+    assert state is not None, "only a position that was saved has them all"
+    np.random.set_state(state["numpy"])
+    python.setstate(state["python"])
+    if "torch" in state and "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
+
+
+def _rescale(batches: int, old: int, new: int, num_batches: int | None) -> int:
+    whole, rest = divmod(batches * old, new)
+    if rest and whole + 1 != num_batches:
+        raise ValueError(
+            f"The checkpoint was saved after {batches} batches of {old} rows, which is in the middle of a batch of "
+            f"{new} rows. Use batch_size={old}, or a divisor of {batches * old}."
+        )
+    return whole + bool(rest)
+
+
+def _text(state: Random) -> dict[str, Any]:
+    """The state as JSON knows it."""
+    name, keys, *rest = state["numpy"]
+    version, words, gauss = state["python"]
+    text = {"numpy": [name, _encode(keys), *rest], "python": [version, _encode(np.asarray(words, np.uint32)), gauss]}
+    return text | {n: _encode(v) for n, v in state.items() if n == "torch"}
+
+
+def _state(text: dict[str, Any]) -> Random:
+    name, keys, *rest = text["numpy"]
+    version, words, gauss = text["python"]
+    state: Random = {
+        "numpy": (name, _decode(keys, np.uint32), *rest),
+        "python": (version, tuple(_decode(words, np.uint32).tolist()), gauss),
+    }
+    return state | {n: _decode(v, np.uint8) for n, v in text.items() if n == "torch"}
+
+
+def _encode(words: np.ndarray) -> str:
+    return base64.b64encode(words.tobytes()).decode("ascii")
+
+
+def _decode(text: str, dtype: Any) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), dtype)

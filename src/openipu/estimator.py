@@ -1,0 +1,130 @@
+"""What goes with estimators, under the names of `tf.estimator` and `tf.train`.
+
+>>> from openipu.estimator import EstimatorSpec, ModeKeys, TrainSpec, EvalSpec, train_and_evaluate
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openipu.engine.estimator.hooks import (
+    CheckpointSaverListener,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
+from openipu.engine.estimator.inputs import InputContext
+from openipu.engine.estimator.specs import EstimatorSpec, IPUEstimatorSpec, ModeKeys, TrainOp, group
+from openipu.engine.estimator.trace import get_global_step
+from openipu.engine.plan import positive
+from openipu.ipu_estimator import IPUEstimator, WarmStartSettings
+from openipu.ipu_run_config import IPURunConfig, RunConfig
+from openipu.ipu_session_run_hooks import IPULoggingTensorHook, LoggingMode
+
+__all__ = [
+    "CheckpointSaverListener",
+    "EstimatorSpec",
+    "EvalSpec",
+    "IPUEstimator",
+    "IPUEstimatorSpec",
+    "IPULoggingTensorHook",
+    "IPURunConfig",
+    "InputContext",
+    "LoggingMode",
+    "ModeKeys",
+    "RunConfig",
+    "SessionRunArgs",
+    "SessionRunContext",
+    "SessionRunHook",
+    "SessionRunValues",
+    "TrainOp",
+    "TrainSpec",
+    "WarmStartSettings",
+    "get_global_step",
+    "group",
+    "train_and_evaluate",
+]
+
+log = logging.getLogger("openipu")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSpec:
+    """The training part of `train_and_evaluate`."""
+
+    input_fn: Callable[..., Any]
+    max_steps: int
+    hooks: Sequence[Any] | None = None
+    saving_listeners: Sequence[CheckpointSaverListener] | None = None
+
+    def __post_init__(self) -> None:
+        positive("max_steps", self.max_steps)
+        if not callable(self.input_fn):
+            raise TypeError(f"`input_fn` is a {type(self.input_fn).__name__}. Give a function that returns a dataset.")
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSpec:
+    """The evaluation part of `train_and_evaluate`. `steps=None` evaluates to the end of the data."""
+
+    input_fn: Callable[..., Any]
+    steps: int | None = 100
+    name: str | None = None
+    hooks: Sequence[Any] | None = None
+    start_delay_secs: float = 120
+    throttle_secs: float = 600
+
+    def __post_init__(self) -> None:
+        positive("steps", self.steps, optional=True)
+        if not callable(self.input_fn):
+            raise TypeError(f"`input_fn` is a {type(self.input_fn).__name__}. Give a function that returns a dataset.")
+        for name in ("start_delay_secs", "throttle_secs"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"`{name}` is {getattr(self, name)}. Give 0 or more seconds.")
+
+
+class _Evaluator(CheckpointSaverListener):
+    """Evaluates each new checkpoint, unless the last evaluation was only just."""
+
+    def __init__(self, estimator: IPUEstimator, spec: EvalSpec) -> None:
+        self._estimator, self._spec = estimator, spec
+        self._next = time.monotonic() + spec.start_delay_secs
+        self._seen: int | None = None
+        self.result: dict[str, Any] | None = None
+
+    def after_save(self, session: Any, global_step_value: int) -> None:
+        """Evaluate if it is time."""
+        del session
+        if time.monotonic() >= self._next:
+            self.evaluate(global_step_value)
+
+    def evaluate(self, step: int | None) -> None:
+        """Evaluate the newest checkpoint, which is that of `step`."""
+        if step is not None and step == self._seen:
+            return
+        spec = self._spec
+        self.result = self._estimator.evaluate(spec.input_fn, spec.steps, spec.hooks, name=spec.name)
+        self._seen = self.result["global_step"]
+        self._next = time.monotonic() + spec.throttle_secs
+
+
+def train_and_evaluate(estimator: IPUEstimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> dict[str, Any]:
+    """Train, evaluating checkpoints as they are saved and once more at the end; gives the last result.
+
+    How often checkpoints are saved is said by the estimator's `RunConfig`; `throttle_secs` keeps evaluations apart.
+    """
+    for name, value, kind in (("train_spec", train_spec, TrainSpec), ("eval_spec", eval_spec, EvalSpec)):
+        if not isinstance(value, kind):
+            raise TypeError(f"`{name}` is a {type(value).__name__}. Give a `{kind.__name__}`.")
+    evaluator = _Evaluator(estimator, eval_spec)
+    listeners = [*(train_spec.saving_listeners or ()), evaluator]
+    estimator.train(train_spec.input_fn, train_spec.hooks, max_steps=train_spec.max_steps, saving_listeners=listeners)
+    step = estimator.latest_checkpoint()
+    evaluator.evaluate(None if step is None else int(step.rpartition("/")[2]))
+    assert evaluator.result is not None
+    return evaluator.result

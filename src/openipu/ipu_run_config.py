@@ -1,0 +1,178 @@
+"""`RunConfig` and `IPURunConfig`: how an estimator runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openipu.config import IPUConfig
+from openipu.config.notices import name_once
+from openipu.config.settings import freeze
+from openipu.engine.plan import positive
+
+__all__ = ["IPURunConfig", "RunConfig"]
+
+_DEFAULT = object()
+_WITHOUT_EFFECT = {
+    "master": "there are no sessions",
+    "session_config": "there are no sessions",
+    "session_creation_timeout_secs": "there are no sessions",
+    "device_fn": "`IPURunConfig` says where programs run",
+    "protocol": "there is no cluster",
+    "experimental_distribute": "there is no cluster",
+    "experimental_max_worker_delay_secs": "there is no cluster",
+    "keep_checkpoint_every_n_hours": "`keep_checkpoint_max` decides",
+    "checkpoint_save_graph_def": "checkpoints hold no graph",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IPURunConfig:
+    """How an estimator uses devices.
+
+    Args:
+        iterations_per_loop: Steps of one execution, on each replica.
+        ipu_options: The system to configure when a run begins. None: the one that is configured.
+        num_replicas: Copies of the model, each with its own micro-batches.
+        num_shards: Devices of one copy of the model.
+        ordinal: Which system of `ipu_options`: "/device:IPU:<ordinal>".
+        prefetch_depth: Has no effect: the batches of the next execution are built while one runs.
+        compile_summary: Write facts about each run's programs into `model_dir`, such as `train_report.txt`.
+        autosharding: Split the model itself over `num_shards` devices.
+    """
+
+    iterations_per_loop: int = 1
+    ipu_options: IPUConfig | None = None
+    num_replicas: int = 1
+    num_shards: int = 1
+    ordinal: int = 0
+    prefetch_depth: int | None = None
+    compile_summary: bool = False
+    autosharding: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("iterations_per_loop", "num_replicas", "num_shards"):
+            positive(name, getattr(self, name))
+        positive("ordinal", self.ordinal, least=0)
+        if self.prefetch_depth is not None:
+            positive("prefetch_depth", self.prefetch_depth)
+            name_once({"IPURunConfig.prefetch_depth": "the next execution's batches are built while one runs"})
+        if self.ipu_options is not None and not isinstance(self.ipu_options, IPUConfig):
+            raise TypeError(f"`ipu_options` is a {type(self.ipu_options).__name__}. Give an `IPUConfig`.")
+        self._check_devices()
+
+    def _check_devices(self) -> None:
+        wanted = self.num_replicas * self.num_shards
+        described = f"{wanted} devices ({self.num_replicas} replicas times {self.num_shards} shards)"
+        if self.ipu_options is None:
+            if wanted > 1:
+                raise ValueError(
+                    f"`IPURunConfig` asks for {described}, but `ipu_options` is None. Give an `IPUConfig` with "
+                    f"`auto_select_ipus = {wanted}`."
+                )
+            return
+        requests = freeze(self.ipu_options).requests
+        if self.ordinal >= len(requests):
+            raise ValueError(
+                f"`ordinal` is {self.ordinal}, but only {len(requests)} system(s) are available to choose from, "
+                "numbered from 0. Give `auto_select_ipus` a list with one number of devices per system."
+            )
+        request = requests[self.ordinal]
+        # Systems of chosen devices are counted when a run begins.
+        if isinstance(request, int) and request != wanted:
+            raise ValueError(
+                f"`IPURunConfig` asks for {described}, but `ipu_options` configures {request}. Make them equal: set "
+                f"`auto_select_ipus` to {wanted}, or `num_replicas` to {request}."
+            )
+
+
+class RunConfig:
+    """How an estimator runs, saves and reports.
+
+    Args:
+        ipu_run_config: How it uses devices; None: `IPURunConfig()`.
+        master: Has no effect.
+        model_dir: Where checkpoints and event files go, unless the estimator is told otherwise.
+        tf_random_seed: What initial values and dropout depend on. None: on Keras' seed, as for any Keras model.
+        save_summary_steps: Write the loss for TensorBoard after each so many steps; None: never.
+        save_checkpoints_steps: Save after each so many steps.
+        save_checkpoints_secs: Or after each so many seconds; 600 unless steps are given. None: only at the end.
+        keep_checkpoint_max: How many checkpoints stay; None or 0: all.
+        log_step_count_steps: Log loss and speed after each so many steps; None: never.
+        train_distribute: Not supported yet.
+        eval_distribute: Not supported yet.
+        others: The other arguments of `tf.estimator.RunConfig` have no effect and are named in a warning.
+    """
+
+    def __init__(
+        self,
+        ipu_run_config: IPURunConfig | None = None,
+        master: str | None = None,
+        *,
+        model_dir: str | Path | None = None,
+        tf_random_seed: int | None = None,
+        save_summary_steps: int | None = 100,
+        save_checkpoints_steps: Any = _DEFAULT,
+        save_checkpoints_secs: Any = _DEFAULT,
+        keep_checkpoint_max: int | None = 5,
+        log_step_count_steps: int | None = 100,
+        train_distribute: Any = None,
+        eval_distribute: Any = None,
+        **others: Any,
+    ) -> None:
+        if ipu_run_config is not None and not isinstance(ipu_run_config, IPURunConfig):
+            raise TypeError(f"`ipu_run_config` is a {type(ipu_run_config).__name__}. Give an `IPURunConfig`.")
+        for name in others:
+            if name not in _WITHOUT_EFFECT:
+                raise TypeError(f"`RunConfig` has no argument {name!r}.")
+        given = {"master": master, **others}
+        name_once({f"RunConfig.{name}": _WITHOUT_EFFECT[name] for name, value in given.items() if value is not None})
+        if save_checkpoints_steps not in (_DEFAULT, None) and save_checkpoints_secs not in (_DEFAULT, None):
+            raise ValueError(
+                f"`save_checkpoints_steps` is {save_checkpoints_steps} and `save_checkpoints_secs` is "
+                f"{save_checkpoints_secs}. Give one of them."
+            )
+        self.ipu_run_config = ipu_run_config or IPURunConfig()
+        self.model_dir = None if model_dir is None else str(model_dir)
+        self.tf_random_seed = positive("tf_random_seed", tf_random_seed, optional=True, least=0)
+        self.save_summary_steps = positive("save_summary_steps", save_summary_steps, optional=True)
+        self.save_checkpoints_steps = positive(
+            "save_checkpoints_steps",
+            None if save_checkpoints_steps is _DEFAULT else save_checkpoints_steps,
+            optional=True,
+        )
+        default = 600.0 if save_checkpoints_steps is _DEFAULT else None
+        self.save_checkpoints_secs = default if save_checkpoints_secs is _DEFAULT else save_checkpoints_secs
+        if self.save_checkpoints_secs is not None and not self.save_checkpoints_secs > 0:
+            raise ValueError(f"`save_checkpoints_secs` is {self.save_checkpoints_secs!r}. Give a number above 0.")
+        kept = positive("keep_checkpoint_max", keep_checkpoint_max, optional=True, least=0)
+        self.keep_checkpoint_max = kept or None
+        self.log_step_count_steps = positive("log_step_count_steps", log_step_count_steps, optional=True)
+        self.train_distribute, self.eval_distribute = train_distribute, eval_distribute
+        self._check_distribution()
+
+    def _check_distribution(self) -> None:
+        for name in ("train_distribute", "eval_distribute"):
+            if getattr(self, name) is None:
+                continue
+            iterations = self.ipu_run_config.iterations_per_loop
+            why = f" with `iterations_per_loop` = {iterations}" if iterations > 1 else ""
+            raise NotImplementedError(
+                f"`{name}` is set, but an estimator does not run on several hosts{why}. Use `num_replicas` for several "
+                "devices of this one."
+            )
+
+    def replace(self, **changes: Any) -> RunConfig:
+        """A copy with other values."""
+        names = (
+            "ipu_run_config", "model_dir", "tf_random_seed", "save_summary_steps", "save_checkpoints_steps",
+            "save_checkpoints_secs", "keep_checkpoint_max", "log_step_count_steps", "train_distribute",
+            "eval_distribute",
+        )  # fmt: skip
+        return RunConfig(**{name: getattr(self, name) for name in names} | changes)
+
+    def __repr__(self) -> str:
+        options = dataclasses.asdict(dataclasses.replace(self.ipu_run_config, ipu_options=None))
+        return f"RunConfig(model_dir={self.model_dir!r}, ipu_run_config={options})"

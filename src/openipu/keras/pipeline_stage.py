@@ -1,0 +1,59 @@
+"""`PipelineStage`: which stage the layers made or called in a `with` block are in."""
+
+from __future__ import annotations
+
+import contextlib
+from types import TracebackType
+
+from openipu.engine import model as keras_model
+
+
+class PipelineStage:
+    """Puts the layers that are made, and the calls of layers, inside its `with` block into a stage of the pipeline.
+
+    >>> with strategy.scope():                              # doctest: +SKIP
+    ...     inputs = keras.Input((784,))
+    ...     with ipu.keras.PipelineStage(0):
+    ...         x = keras.layers.Dense(512, "relu")(inputs)
+    ...     with ipu.keras.PipelineStage(1):
+    ...         outputs = keras.layers.Dense(10)(x)
+    ...     model = keras.Model(inputs, outputs)
+
+    A call decides over where the layer was made. The call of a nested model decides over all calls inside it. Works in
+    the code that builds a Functional model and in `__init__` and `call` of a subclassed one.
+
+    Args:
+        stage: The number of the stage, from 0.
+    """
+
+    def __init__(self, stage: int) -> None:
+        self._stage = stage
+        self._open: contextlib.AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> PipelineStage:
+        if isinstance(self._stage, bool) or not isinstance(self._stage, int) or self._stage < 0:
+            raise ValueError(f"{self._stage!r} is not the number of a stage. Stages count from 0: 0, 1, 2, ...")
+        # The strategy module imports the extensions, which import this one.
+        from openipu.ipu_strategy import has_strategy
+
+        if not (has_strategy() or keras_model.in_own_call()):
+            raise RuntimeError(
+                f"PipelineStage({self._stage}) is used outside of an IPUStrategy. Put it inside of "
+                "`with strategy.scope():`."
+            )
+        outer = keras_model.current_stage()
+        if outer is not None:
+            raise RuntimeError(
+                f"PipelineStage({self._stage}) is inside PipelineStage({outer}), but pipeline stages must not be "
+                "nested. Close the outer one first."
+            )
+        self._open = keras_model.marking(self._stage)
+        self._open.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._open is not None:
+            self._open.__exit__(kind, error, trace)
+            self._open = None

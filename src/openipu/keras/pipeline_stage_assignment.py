@@ -1,0 +1,269 @@
+"""The objects in which a model's stages are read and set: one for each call of a layer, nested as the models are.
+
+for assignment in (stages := model.get_pipeline_stage_assignment()):
+    assignment.pipeline_stage = 0 if assignment.layer.name.startswith("encoder") else 1
+model.set_pipeline_stage_assignment(stages)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from openipu.engine import model as keras_model
+from openipu.engine.pipeline.graph import Graph, Node
+
+import keras
+
+
+class _Layer:
+    """One call of a layer, and its stage."""
+
+    def __init__(self, layer: Any, pipeline_stage: int | None) -> None:
+        self._layer = layer
+        self.pipeline_stage = pipeline_stage
+
+    @property
+    def layer(self) -> Any:
+        """The layer."""
+        return self._layer
+
+    @property
+    def is_nested_model(self) -> bool:
+        """Whether this is a model with assignments of its own: no."""
+        return False
+
+    @property
+    def pipeline_stage(self) -> int | None:
+        """The number of the stage, from 0; None where there is none yet."""
+        return self._stage
+
+    @pipeline_stage.setter
+    def pipeline_stage(self, stage: int | None) -> None:
+        self._stage = None if stage is None else checked_stage(stage, self._layer.name)
+
+    def __str__(self) -> str:
+        return f"Layer: {self._layer.name} is assigned to pipeline stage: {self._stage}"
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+
+class ModelLayerPipelineStageAssignment(_Layer):
+    """One call of a layer in a subclassed model.
+
+    Args:
+        layer: The layer.
+        node_index: Which call of the layer it is, from 0.
+        pipeline_stage: The number of its stage, or None.
+        inbound_layers: The layers whose outputs it uses.
+    """
+
+    def __init__(
+        self, layer: Any, node_index: int, pipeline_stage: int | None = None, *, inbound_layers: Sequence[Any] = ()
+    ) -> None:
+        super().__init__(layer, pipeline_stage)
+        self._node_index, self._inbound_layers = node_index, list(inbound_layers)
+
+    @property
+    def node_index(self) -> int:
+        """Which call of the layer this is, from 0."""
+        return self._node_index
+
+    @property
+    def inbound_layers(self) -> list[Any]:
+        """The layers whose outputs it uses."""
+        return list(self._inbound_layers)
+
+    def __str__(self) -> str:
+        return (
+            f"Layer: {self.layer.name} (node index {self._node_index}) is assigned to pipeline stage: "
+            f"{self.pipeline_stage}"
+        )
+
+
+class FunctionalLayerPipelineStageAssignment(ModelLayerPipelineStageAssignment):
+    """One call of a layer in a Functional model."""
+
+
+class SequentialLayerPipelineStageAssignment(_Layer):
+    """A layer of a Sequential model."""
+
+    def __init__(self, layer: Any, pipeline_stage: int | None = None) -> None:
+        super().__init__(layer, pipeline_stage)
+
+
+class _Nested:
+    """One call of a model inside another."""
+
+    def __init__(self, nested_model: Any, pipeline_stage_assignments: Sequence[Any]) -> None:
+        self._nested_model, self._assignments = nested_model, list(pipeline_stage_assignments)
+
+    @property
+    def nested_model(self) -> Any:
+        """The model."""
+        return self._nested_model
+
+    @property
+    def pipeline_stage_assignments(self) -> list[Any]:
+        """Those inside it: a new list of the objects themselves, whose stages can be changed."""
+        return list(self._assignments)
+
+    @property
+    def is_nested_model(self) -> bool:
+        """Whether this is a model with assignments of its own: yes."""
+        return True
+
+    def _title(self) -> str:
+        return f"Nested model: {self._nested_model.name}"
+
+    def __str__(self) -> str:
+        inside = "\n".join(str(assignment) for assignment in self._assignments)
+        return f"{self._title()}\n" + "\n".join(f"  {line}" for line in inside.splitlines())
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+
+class NestedModelPipelineStageAssignment(_Nested):
+    """One call of a model in a subclassed model.
+
+    Args:
+        nested_model: The model.
+        node_index: Which call of the model it is, from 0.
+        pipeline_stage_assignments: Those of the layers inside, in the order in which they run.
+    """
+
+    def __init__(self, nested_model: Any, node_index: int, pipeline_stage_assignments: Sequence[Any]) -> None:
+        super().__init__(nested_model, pipeline_stage_assignments)
+        self._node_index = node_index
+
+    @property
+    def node_index(self) -> int:
+        """Which call of the model this is, from 0."""
+        return self._node_index
+
+    def _title(self) -> str:
+        return f"{super()._title()} (node index {self._node_index})"
+
+
+class FunctionalNestedModelPipelineStageAssignment(NestedModelPipelineStageAssignment):
+    """One call of a model in a Functional model."""
+
+
+class SequentialNestedModelPipelineStageAssignment(_Nested):
+    """A model in a Sequential model."""
+
+
+Assignment = _Layer | _Nested
+
+
+def checked_stage(stage: Any, name: str) -> int:
+    """`stage` itself if it is the number of one."""
+    if isinstance(stage, bool) or not isinstance(stage, int) or stage < 0:
+        raise ValueError(f"Layer {name!r} is given the stage {stage!r}. Stages count from 0: give 0, 1, 2, ...")
+    return stage
+
+
+# --- layer calls -> objects ------------------------------------------------------------------------------------------
+
+
+def assignments(model: Any, graph: Graph | None, calls: Sequence[Node], stages: Sequence[int | None]) -> list[Any]:
+    """The objects for the layer calls of a model."""
+    sources = graph.sources() if graph else {}
+    rows = [(node, stage, sources.get(id(node), [])) for node, stage in zip(calls, stages, strict=True)]
+    return _level(model, rows, 0)
+
+
+def _level(model: Any, rows: list[tuple[Node, int | None, list[Any]]], depth: int) -> list[Any]:
+    found: list[Any] = []
+    for use, group in groupby(rows, lambda row: row[0].within[depth : depth + 1]):
+        if not use:
+            found += [_leaf(model, *row) for row in group]
+            continue
+        nested, call = use[0]
+        inside = _level(nested, list(group), depth + 1)
+        if isinstance(model, keras.Sequential):
+            found.append(SequentialNestedModelPipelineStageAssignment(nested, inside))
+        else:
+            functional = keras_model.has_graph(model)
+            kind = FunctionalNestedModelPipelineStageAssignment if functional else NestedModelPipelineStageAssignment
+            found.append(kind(nested, call, inside))
+    return found
+
+
+def _leaf(model: Any, node: Node, stage: int | None, sources: list[Any]) -> _Layer:
+    if isinstance(model, keras.Sequential):
+        return SequentialLayerPipelineStageAssignment(node.operation, stage)
+    functional = keras_model.has_graph(model)
+    kind = FunctionalLayerPipelineStageAssignment if functional else ModelLayerPipelineStageAssignment
+    layers = [source for source in sources if isinstance(source, keras.Layer)]
+    return kind(node.operation, node.index, stage, inbound_layers=layers)
+
+
+# --- objects -> stages -----------------------------------------------------------------------------------------------
+
+
+def collected(model: Any, calls: Sequence[Node], given: Any) -> list[int]:
+    """The stage of each layer call, from objects that a user gave; or say what does not fit."""
+    return list(_collect(model, assignments(model, None, calls, [None] * len(calls)), given))
+
+
+def _collect(model: Any, expected: list[Any], given: Any) -> Iterator[int]:
+    if not isinstance(given, list):
+        raise ValueError(
+            f"`pipeline_stage_assignment` is {given!r}, but it needs to be a list. Change the one that "
+            "`get_pipeline_stage_assignment` gives."
+        )
+    if len(given) != len(expected):
+        raise ValueError(
+            f"The length of the `pipeline_stage_assignment` is {len(given)}, which does not match the {len(expected)} "
+            f"layer calls of model {model.name!r}: {', '.join(_name(one) for one in expected)}. Give one for each."
+        )
+    for wanted, one in zip(expected, given, strict=True):
+        yield from _collect_one(model, wanted, one)
+
+
+def _collect_one(model: Any, wanted: Any, one: Any) -> Iterator[int]:
+    if isinstance(model, keras.Sequential) and isinstance(one, int):
+        stage = checked_stage(one, _name(wanted))
+        yield from (stage for _ in _leaves(wanted))
+        return
+    if not isinstance(one, type(wanted)):
+        whole = ", or a whole number" if isinstance(model, keras.Sequential) else ""
+        raise ValueError(
+            f"The pipeline stage assignment for layer {_name(wanted)!r} of model {model.name!r} must be an instance of "
+            f"`{type(wanted).__name__}`{whole}, not {one!r}. Change the list of `get_pipeline_stage_assignment`."
+        )
+    if _identity(one) != _identity(wanted):
+        raise ValueError(
+            f"The order of the `pipeline_stage_assignment` of model {model.name!r} is not that in which its layers "
+            f"run: {_name(one)!r} is where {_name(wanted)!r} should be. Keep the order of `get_pipeline_stage_assignment`."
+        )
+    if one.is_nested_model:
+        yield from _collect(one.nested_model, wanted.pipeline_stage_assignments, one.pipeline_stage_assignments)
+    elif one.pipeline_stage is None:
+        raise ValueError(
+            f"Layer {_name(one)!r} of model {model.name!r} has not been assigned a pipeline stage. Set its "
+            "`pipeline_stage`."
+        )
+    else:
+        yield one.pipeline_stage
+
+
+def _leaves(one: Any) -> Iterator[Any]:
+    if not one.is_nested_model:
+        yield one
+        return
+    for inside in one.pipeline_stage_assignments:
+        yield from _leaves(inside)
+
+
+def _identity(one: Any) -> tuple[int, int]:
+    return id(one.nested_model if one.is_nested_model else one.layer), getattr(one, "node_index", 0)
+
+
+def _name(one: Any) -> str:
+    name = (one.nested_model if one.is_nested_model else one.layer).name
+    return f"{name} (call {one.node_index})" if getattr(one, "node_index", 0) else str(name)

@@ -1,0 +1,284 @@
+"""The methods of a model that have to do with pipelining: arguments are checked and become the model's options."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from openipu.config.notices import name_once
+from openipu.engine import run
+from openipu.engine.accumulate import Accumulation, Reduction, dtype_option
+from openipu.engine.model import has_graph
+from openipu.engine.pipeline import assign, balance, split
+from openipu.engine.pipeline.graph import Graph, Node
+from openipu.engine.pipeline.options import PipelineSchedule, Pipelining, RecomputationMode, schedule_of
+from openipu.engine.pipeline.schedules import Schedule
+
+import keras
+
+from . import pipeline_stage_assignment as objects
+from .arguments import steps, yes_or_no
+from .stage_summary import summary
+
+
+class PipeliningExtension:
+    """Stages of a model: which layers are in which, and how they run."""
+
+    _ipu_session: run.Session
+
+    def get_pipeline_stage_assignment(self) -> list[Any]:
+        """The stage of each call of a layer, in the order in which they run, as objects that can be changed and set.
+
+        Stages of calls that have none yet are None, or those that a nested model has been given for itself.
+        """
+        graph, calls = _calls(self)
+        stages = assign.current_stages(calls, self._ipu_session.options.stages, self)
+        return objects.assignments(self, graph, calls, _with_defaults(calls, stages))
+
+    def set_pipeline_stage_assignment(
+        self,
+        pipeline_stage_assignment: Any,
+        *,
+        stages: int | None = None,
+        inputs: Any = None,
+        print_fn: Callable[[str], object] | None = print,
+    ) -> None:
+        """Say which stage each call of a layer is in.
+
+        Args:
+            pipeline_stage_assignment: The list that `get_pipeline_stage_assignment` gives, with stages filled in; for a
+                Sequential model also a list of whole numbers, one per layer; or "auto".
+            stages: With "auto": into how many stages the model is to be cut, so that they take about equally long.
+            inputs: With "auto": a micro-batch of inputs, or anything in its structure with `shape` and `dtype`. By
+                default 32 rows of the shapes that the model declares.
+            print_fn: With "auto": prints the balance that was found; None for silence.
+        """
+        graph, calls = _calls(self, inputs)
+        if isinstance(pipeline_stage_assignment, str) and pipeline_stage_assignment == "auto":
+            found = balance.balanced(self, graph, stages, inputs)
+            if print_fn:
+                print_fn(str(found))
+            numbers = list(found.stages)
+        else:
+            if stages is not None:
+                raise ValueError(f'`stages` is {stages}, but the assignment is a list. It goes with "auto" only.')
+            numbers = objects.collected(self, calls, pipeline_stage_assignment)
+            _check_order(self, graph, calls, numbers)
+        table = tuple((node.operation.name, stage) for node, stage in zip(calls, numbers, strict=True))
+        self._set_ipu_options(stages=table)
+
+    def reset_pipeline_stage_assignment(self) -> None:
+        """Take all stages away, also those of `PipelineStage`: the model is not pipelined any more."""
+        self._set_ipu_options(stages=())
+
+    def print_pipeline_stage_assignment_summary(
+        self, line_length: int | None = None, print_fn: Callable[[str], object] | None = None
+    ) -> None:
+        """Print a table of the stage of each call of a layer.
+
+        Args:
+            line_length: Width of the table.
+            print_fn: Called with each line instead of `print`.
+        """
+        graph, calls = _calls(self)
+        stages = assign.current_stages(calls, self._ipu_session.options.stages, self)
+        for line in summary(self, graph, calls, stages, line_length):
+            (print_fn or print)(line)
+
+    def set_pipelining_options(
+        self,
+        gradient_accumulation_steps_per_replica: int | None = None,
+        device_mapping: Sequence[int] | None = None,
+        accumulate_outfeed: bool | None = None,
+        gradient_accumulation_reduction_method: Reduction | str | None = None,
+        *,
+        pipeline_schedule: PipelineSchedule | Schedule | str | None = None,
+        recomputation_mode: RecomputationMode | None = None,
+        gradient_accumulation_dtype: Any = None,
+        replicated_optimizer_state_sharding: bool | None = None,
+        offload_weight_update_variables: bool | None = None,
+        **more: Any,
+    ) -> None:
+        """Say how the stages of the model run. What is None stays as it was.
+
+        Args:
+            gradient_accumulation_steps_per_replica: Micro-batches per update. The schedule says of what it has to be a
+                multiple: Grouped of twice the number of stages, Interleaved of that number.
+            device_mapping: The device of each stage, counted within a replica; several stages may share one. By default
+                each stage has its own.
+            accumulate_outfeed: Whether one sum of the results of an update is given out instead of all results.
+            gradient_accumulation_reduction_method: "sum" (the first default), "mean" or "running_mean".
+            pipeline_schedule: A member of `ipu.ops.pipelining_ops.PipelineSchedule`, its name, or a schedule of your
+                own (see `openipu.schedules`). Grouped is the first default.
+            recomputation_mode: What the backward pass computes again, where `IPUConfig.allow_recompute` is on.
+            gradient_accumulation_dtype: The dtype of accumulated gradients, or a function of a variable that gives it.
+            replicated_optimizer_state_sharding: Each replica keeps its share of the optimizer's state.
+            offload_weight_update_variables: Whether the optimizer's state lives in host memory.
+            **more: Options of the original that mean nothing here. They are checked and named once in a warning.
+        """
+        _refuse(more)
+        _check_more(more)
+        old = self._ipu_session.options
+        count = steps(gradient_accumulation_steps_per_replica, old.accumulation.steps)
+        method, dtype = gradient_accumulation_reduction_method, gradient_accumulation_dtype
+        flags = {
+            "replicated_optimizer_state_sharding": replicated_optimizer_state_sharding,
+            "offload_weight_update_variables": offload_weight_update_variables,
+        }
+        shard, offload = (yes_or_no(flags, name, None) for name in flags)
+        known = old.pipelining or Pipelining()
+        self._set_ipu_options(
+            accumulation=Accumulation(
+                count,
+                old.accumulation.method if method is None else Reduction.parse(method),
+                old.accumulation.dtype if dtype is None else dtype_option(dtype),
+            ),
+            shard_optimizer=old.shard_optimizer if shard is None else shard,
+            offload_optimizer=old.offload_optimizer if offload is None else offload,
+            pipelining=Pipelining(
+                known.schedule if pipeline_schedule is None else schedule_of(pipeline_schedule),
+                known.device_mapping if device_mapping is None else _mapping(device_mapping),
+                known.recomputation_mode if recomputation_mode is None else _mode(recomputation_mode),
+                _flag("accumulate_outfeed", accumulate_outfeed, known.accumulate_outfeed),
+            ),
+        )
+
+    def _set_ipu_options(self, **changes: Any) -> None:
+        session = self._ipu_session
+        session.set_options(dataclasses.replace(session.options, **changes))
+
+
+def saved_stages(model: Any, stages: assign.Stages | None) -> assign.Stages | None:
+    """The table that is saved with a model: that of `PipelineStage`, where a graph is saved without it."""
+    if stages is not None or not assign.is_pipelined(model, stages) or not has_graph(model):
+        return stages
+    _, calls = _calls(model)
+    if any(node.stage is None for node in calls):
+        return None
+    return tuple((node.operation.name, node.stage or 0) for node in calls)
+
+
+# --- stages ----------------------------------------------------------------------------------------------------------
+
+
+def _calls(model: Any, inputs: Any = None) -> tuple[Graph | None, tuple[Node, ...]]:
+    graph = assign.graph_for_stages(model, inputs)
+    return graph, assign.layer_calls(model, graph)
+
+
+def _with_defaults(calls: Sequence[Node], stages: list[int | None]) -> list[int | None]:
+    """Where a layer call has no stage, that which a nested model has been given for itself."""
+    by_use: dict[Any, list[int]] = {}
+    for i, node in enumerate(calls):
+        for use in node.within:
+            by_use.setdefault((id(use.model), use.call), []).append(i)
+    models = {(id(use.model), use.call): use.model for node in calls for use in node.within}
+    for use, numbers in by_use.items():
+        own = getattr(getattr(models[use], "_ipu_session", None), "options", None)
+        if own is not None and own.stages and len(own.stages) == len(numbers):
+            for i, (_, stage) in zip(numbers, own.stages, strict=True):
+                stages[i] = stage if stages[i] is None else stages[i]
+    return stages
+
+
+def _check_order(model: Any, graph: Graph | None, calls: Sequence[Node], stages: Sequence[int]) -> None:
+    if isinstance(model, keras.Sequential) and not any(node.within for node in calls):
+        before = -1
+        for node, stage in zip(calls, stages, strict=True):
+            if stage not in (before, before + 1) or stage < 0:
+                raise ValueError(
+                    f"Layer {str(node)!r} of the Sequential model {model.name!r} is in stage {stage}, and the layer "
+                    f"before it in {f'stage {before}' if before >= 0 else 'none'}. The first layer is in stage 0, and "
+                    "each next one in the same stage or in the next."
+                )
+            before = stage
+    elif graph is not None:
+        known = {id(node): stage for node, stage in zip(calls, stages, strict=True)}
+        split.check_order(graph, split.complete(graph, [known.get(id(node), node.stage) for node in graph.nodes]))
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+_INSTEAD = {
+    "gradient_accumulation_count": "gradient_accumulation_steps_per_replica",
+    "reduction_method": "gradient_accumulation_reduction_method",
+    "experimental_normalize_gradients": "gradient_accumulation_reduction_method",
+}
+_BY_KERAS = ("computational_stages", "repeat_count", "inputs", "infeed_queue", "outfeed_queue", "optimizer_function")
+_NOT_KERAS = ("outfeed_loss", "outfeed_mask", "batch_serialization_iterations")
+_FLAGS = {
+    "offload_activations": "activations stay in the memory of the device",
+    "offload_gradient_accumulation_buffers": "accumulated gradients stay in the memory of the device",
+    "offload_weights": "weights stay in the memory of the device",
+    "replicated_weight_sharding": "every replica keeps whole weights",
+    "gradient_accumulation_for_captured_grads": "there are no layers that capture gradients",
+}
+_OTHERS = {
+    "accumulate_outfeed_dtype": "results are added up in their own dtype",
+    "forward_propagation_stages_poplar_options": "XLA has no such options",
+    "backward_propagation_stages_poplar_options": "XLA has no such options",
+    "weight_update_poplar_options": "XLA has no such options",
+}
+
+
+def _refuse(more: dict[str, Any]) -> None:
+    for name in more:
+        if name in _INSTEAD:
+            raise ValueError(f"`{name}` is called `{_INSTEAD[name]}` here. Give that one.")
+        if name in _BY_KERAS:
+            raise ValueError(f"`{name}` is set by the model itself when it is trained. Leave it out.")
+        if name in _NOT_KERAS:
+            raise ValueError(
+                f"`{name}` does not go with Keras models, which report a loss and metrics. Leave it out, or use "
+                "`ipu.ops.pipelining_ops.pipeline`."
+            )
+        if name not in (*_FLAGS, *_OTHERS, "continuous_weight_updates", "name"):
+            raise ValueError(f"There is no pipelining option {name!r}. See `help(model.set_pipelining_options)`.")
+
+
+def _check_more(more: dict[str, Any]) -> None:
+    """Check options that mean nothing here, and name those that ask for something."""
+    asked = {name: _FLAGS[name] for name in _FLAGS if yes_or_no(more, name, None)}
+    if yes_or_no(more, "continuous_weight_updates", False):
+        raise NotImplementedError(
+            "`continuous_weight_updates` is True, but weights are updated once per `gradient_accumulation_steps_per_"
+            "replica` micro-batches, in the original too. Leave it out."
+        )
+    for name, why in _OTHERS.items():
+        if more.get(name) is not None:
+            if name.endswith("poplar_options"):
+                _check_stage_options(name, more[name])
+            asked[name] = why
+    name_once(asked)
+
+
+def _check_stage_options(name: str, value: Any) -> None:
+    from openipu.ops.pipelining_ops import PipelineStageOptions
+
+    listed = not name.startswith("weight_update")
+    values = value if listed and isinstance(value, list | tuple) else [value]
+    if (listed and not isinstance(value, list | tuple)) or not all(isinstance(v, PipelineStageOptions) for v in values):
+        wanted = "a list of `PipelineStageOptions`, one per stage" if listed else "one `PipelineStageOptions`"
+        raise TypeError(f"`{name}` is {value!r}. Give {wanted}.")
+
+
+def _flag(name: str, value: Any, old: bool) -> bool:
+    return old if yes_or_no({name: value}, name, None) is None else bool(value)
+
+
+def _mapping(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or any(isinstance(v, bool) or not isinstance(v, int) for v in value):
+        raise ValueError(
+            f"`device_mapping` is {value!r}, but it needs to be a list of whole numbers: the device of each stage."
+        )
+    if any(device < 0 for device in value):
+        raise ValueError(f"`device_mapping` is {value!r}. Devices of a replica count from 0.")
+    return tuple(value)
+
+
+def _mode(value: Any) -> RecomputationMode:
+    if not isinstance(value, RecomputationMode):
+        names = ", ".join(member.name for member in RecomputationMode)
+        raise TypeError(f"`recomputation_mode` is {value!r}. Give a member of `RecomputationMode`: {names}.")
+    return value

@@ -1,0 +1,473 @@
+"""Estimators: the same numbers as `fit`, however they are run, interrupted, replicated and fed."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import openipu as ipu
+from openipu.estimator import (
+    CheckpointSaverListener,
+    EstimatorSpec,
+    EvalSpec,
+    IPUEstimator,
+    IPUEstimatorSpec,
+    IPULoggingTensorHook,
+    IPURunConfig,
+    LoggingMode,
+    ModeKeys,
+    RunConfig,
+    SessionRunArgs,
+    SessionRunHook,
+    TrainSpec,
+    WarmStartSettings,
+    get_global_step,
+    group,
+    train_and_evaluate,
+)
+
+import keras
+import numpy as np
+import pytest
+
+import zoo
+from estimators import (
+    X,
+    Y,
+    adam,
+    assert_same,
+    cross_entropy,
+    estimator,
+    layers,
+    looped,
+    model_fn,
+    network,
+    once,
+    replicated,
+    run_config,
+    variables,
+)
+
+pytestmark = zoo.KERAS_WARNINGS
+STEPS = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def configured():
+    run_config().ipu_run_config.ipu_options.configure_ipu_system()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """An estimator after 8 steps. Tests read it, and must not train it."""
+    return estimator(tmp_path_factory.mktemp("trained")).train(looped(), steps=STEPS)
+
+
+# --- the same numbers ------------------------------------------------------------------------------------------------
+
+
+def test_training_equals_fit(trained):
+    random.seed(5)
+    keras.backend.clear_session()
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        model = keras.Sequential(layers())
+        model.compile(
+            adam(), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"],
+            steps_per_execution=4,
+        )  # fmt: skip
+        model.fit(ipu.data.repeat(X, Y, batch_size=16), steps_per_epoch=STEPS, shuffle=False, verbose=0)
+        expected = model.evaluate(X[:90], Y[:90], batch_size=16, verbose=0, return_dict=True)
+    assert len(model.weights) == 4
+    for weight in model.weights:
+        value = trained.get_variable_value(weight.path.removeprefix(f"{model.name}/"))
+        np.testing.assert_allclose(value, np.asarray(weight.value), rtol=0, atol=1e-6)
+    result = trained.evaluate(once(rows=90))
+    assert result["global_step"] == STEPS
+    assert result["loss"] == pytest.approx(expected["loss"], abs=1e-6)
+    assert result["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6)
+    logits = np.stack([example["logits"] for example in trained.predict(once(rows=90))])
+    np.testing.assert_allclose(logits, model.predict(X[:90], batch_size=16, verbose=0), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_replicas_equal_one(trained, tmp_path, replicas):
+    several = estimator(tmp_path, replicas).train(looped(16 // replicas), steps=STEPS)
+    assert_same_weights(several, trained)
+    expected = trained.evaluate(once(rows=90))
+    # 90 rows in batches of 8 or 4: the last ones do not reach all replicas, and the very last is smaller.
+    result = several.evaluate(once(16 // replicas, rows=90))
+    assert result == pytest.approx(expected, abs=1e-5)
+    classes = [example["class"] for example in several.predict(once(16 // replicas, rows=90))]
+    assert classes == [example["class"] for example in trained.predict(once(rows=90))]
+
+
+def assert_same_weights(actual, expected, tolerance=1e-6):
+    mine, theirs = variables(actual), variables(expected)
+    for name in ("dense/kernel", "dense/bias", "dense_1/kernel", "dense_1/bias", "global_step"):
+        np.testing.assert_allclose(mine[name], theirs[name], rtol=0, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_training_again_is_bit_identical(trained, tmp_path, replicas):
+    """Stopped in the middle of a pass (6 batches of 16) and of everything else, with checkpoints in between."""
+    parts = estimator(tmp_path / "parts", replicas, save_checkpoints_steps=4)
+    parts.train(looped(16 // replicas), steps=4)
+    random.seed(99)  # nothing in the process may matter
+    again = estimator(tmp_path / "parts", replicas).train(looped(16 // replicas), max_steps=STEPS)
+    whole = trained
+    if replicas > 1:
+        whole = estimator(tmp_path / "whole", replicas).train(looped(16 // replicas), steps=STEPS)
+    assert_same(again, whole)
+
+
+def test_gradient_accumulation_and_sharded_state(tmp_path):
+    """Four micro-batches of 4 on each of two replicas are one update of 32."""
+
+    def accumulating():
+        return ipu.optimizers.CrossReplicaGradientAccumulationOptimizerV2(
+            adam(), 4, replicated_optimizer_state_sharding=True, reduction_method="mean"
+        )
+
+    dense = {"net": lambda x: keras.layers.Dense(3)(x) * 1.0}
+    big = estimator(tmp_path / "one", params=dense, iterations=2).train(looped(32), steps=4)
+    small = estimator(tmp_path / "many", 2, optimizer=accumulating, params=dense, iterations=8)
+    small.train(looped(4), steps=16)
+    np.testing.assert_allclose(
+        small.get_variable_value("dense/kernel"), big.get_variable_value("dense/kernel"), rtol=0, atol=1e-6
+    )
+
+
+def test_batch_normalization_trains_and_evaluates_by_mode(tmp_path):
+    def normalized(x):
+        return keras.layers.Dense(3)(keras.layers.BatchNormalization(momentum=0.5)(x))
+
+    one = estimator(tmp_path, params={"net": normalized}).train(looped(), steps=4)
+    expected = np.zeros(6)
+    for begin in range(0, 64, 16):
+        expected = 0.5 * expected + 0.5 * X[begin : begin + 16].mean(0)
+    mean = one.get_variable_value("batch_normalization/moving_mean")
+    np.testing.assert_allclose(mean, expected, rtol=0, atol=1e-6)
+    one.evaluate(once())
+    [first, *_] = one.predict(once(rows=16))
+    [alone] = one.predict(once(batch=1, rows=1))
+    np.testing.assert_allclose(first["logits"], alone["logits"], rtol=0, atol=1e-6)
+
+
+def test_keras_models_and_losses_inside_model_fn(tmp_path):
+    """A functional model with a regularizer, a scaled loss, and the global step as a number in the loss."""
+
+    def fn(features, labels, mode):
+        inputs = keras.Input((6,))
+        outputs = keras.layers.Dense(3, kernel_regularizer=keras.regularizers.L2(0.1))(inputs)
+        model = keras.Model(inputs, keras.Sequential([keras.layers.Dense(3)])(outputs))
+        logits = model(features)
+        loss = cross_entropy(labels, logits) + sum(model.losses)
+        step = keras.ops.cast(get_global_step(), "float32")
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+        op = optimizer.minimize(loss) if mode == ModeKeys.TRAIN else None
+        metrics = {"step": step, "penalty": sum(model.losses)}
+        return EstimatorSpec(mode, loss=loss, train_op=op, eval_metric_ops=metrics)
+
+    one = IPUEstimator(fn, tmp_path, run_config()).train(looped(), steps=8)
+    result = one.evaluate(once())
+    kernel = one.get_variable_value("dense/kernel")
+    assert result["step"] == 8
+    assert result["penalty"] == pytest.approx(0.1 * np.square(kernel).sum(), rel=1e-5)
+    plain = cross_entropy(Y, X @ kernel @ one.get_variable_value("sequential/dense_1/kernel"))
+    assert result["loss"] == pytest.approx(float(plain) + result["penalty"], abs=0.3)
+
+
+# --- data ------------------------------------------------------------------------------------------------------------
+
+
+def as_tf_data():
+    tf = pytest.importorskip("tensorflow")
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
+
+
+def as_grain():
+    grain = pytest.importorskip("grain")
+    return grain.MapDataset.source([(x, y) for x, y in zip(X, Y, strict=True)]).batch(16)
+
+
+def as_generator():
+    return once()()
+
+
+def as_list():
+    return list(once()())
+
+
+@pytest.mark.parametrize("source", [as_tf_data, as_grain, as_generator, as_list])
+def test_every_source_and_its_end(trained, tmp_path, source):
+    """6 batches: training ends with them, and the next call begins with the first; after 8 steps in all, as `trained`.
+
+    The first part stops in the middle of the data, so its position counts.
+    """
+    one = estimator(tmp_path, iterations=2)
+    one.train(source, steps=4)
+    one.train(source, steps=8)
+    assert variables(one)["global_step"] == 6
+    one.train(source, steps=2)
+    assert_same_weights(one, trained)
+
+
+def test_features_alone_and_dicts(tmp_path):
+    def fn(features, mode):
+        logits = keras.layers.Dense(3)(features["x"])
+        loss = cross_entropy(features["y"], logits)
+        op = adam().minimize(loss) if mode == ModeKeys.TRAIN else None
+        return EstimatorSpec(mode, loss=loss, train_op=op, predictions=logits)
+
+    def batches():
+        for _ in range(4):
+            yield {"x": X[:16].astype("float64"), "y": Y[:16].astype("int64")}
+
+    one = IPUEstimator(fn, tmp_path, run_config()).train(batches, steps=4)
+    assert len(list(one.predict(batches, num_predictions=20))) == 20
+    blocks = list(one.predict(batches, yield_single_examples=False))
+    assert [block.shape for block in blocks] == [(64, 3)]
+
+
+def test_global_batch_sizes_and_what_functions_are_given(tmp_path):
+    seen = []
+
+    def input_fn(mode, params, config, input_context):
+        seen.append(
+            (mode, params["batch_size"], config.ipu_run_config.num_replicas, input_context.num_replicas_in_sync)
+        )
+        return ipu.data.repeat(X, Y, batch_size=params["batch_size"])
+
+    def fn(features, labels, mode, params, config):
+        assert features.shape[0] == params["batch_size"]
+        assert config.tf_random_seed == 5
+        return model_fn(features, labels, mode, params)
+
+    params = {"optimizer": replicated()}
+    one = IPUEstimator(fn, tmp_path, run_config(2), params, train_batch_size=32, eval_batch_size=8)
+    one.train(input_fn, steps=4)
+    one.evaluate(input_fn, steps=4)
+    assert seen == [("train", 16, 2, 2), ("eval", 4, 2, 2)]
+    assert params.keys() == {"optimizer"}
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_that_are_no_means_over_replicas(tmp_path):
+    """AUC and the root of a mean square, on the device and on the host, equal those over all rows at once."""
+
+    def fn(features, labels, mode, params):
+        score = keras.layers.Dense(1, activation="sigmoid", kernel_initializer="ones")(features)[:, 0]
+        truth = keras.ops.cast(labels == 0, "float32")
+        loss = keras.ops.mean(keras.ops.square(score - truth))
+        if params["host"]:
+            return IPUEstimatorSpec(mode, loss=loss, eval_metrics=(on_host, {"truth": truth, "score": score}))
+        rmse = keras.metrics.RootMeanSquaredError()
+        rmse.update_state(truth, score)
+        metrics = {"rmse": rmse, "auc": (keras.metrics.AUC(num_thresholds=50), truth, score)}
+        return IPUEstimatorSpec(mode, loss=loss, eval_metric_ops=metrics)
+
+    def on_host(truth, score):
+        auc = keras.metrics.AUC(num_thresholds=50)
+        auc.update_state(truth, score)
+        return {"rmse": np.sqrt(np.mean(np.square(truth - score))), "auc": auc}
+
+    score = 1 / (1 + np.exp(-X[:90].sum(1)))
+    truth = (Y[:90] == 0).astype("float32")
+    expected = {
+        name: float(np.asarray(getattr(v, "result", lambda v=v: v)())) for name, v in on_host(truth, score).items()
+    }
+    for host in (False, True):
+        result = IPUEstimator(fn, tmp_path, run_config(2), {"host": host}).evaluate(once(8, rows=90))
+        assert {name: result[name] for name in expected} == pytest.approx(expected, abs=1e-5)
+        assert result["loss"] == pytest.approx(expected["rmse"] ** 2, abs=1e-5)
+        assert result["global_step"] == 0
+
+
+# --- hooks, logs, summaries ------------------------------------------------------------------------------------------
+
+
+class Recorder(SessionRunHook):
+    def __init__(self, stop_at=None):
+        self.events, self.losses, self._stop_at = [], [], stop_at
+
+    def begin(self):
+        self.events.append("begin")
+
+    def after_create_session(self, session, coord):
+        assert coord is None
+        self.events.append(f"created at {session.global_step}")
+
+    def before_run(self, run_context):
+        self.events.append(f"before {run_context.global_step}")
+        return SessionRunArgs({"l": "loss", "s": ["global_step"]})
+
+    def after_run(self, run_context, run_values):
+        self.events.append(f"after {run_values.results['s'][0]}")
+        self.losses.append(float(run_values.results["l"]))
+        if run_context.global_step == self._stop_at:
+            run_context.request_stop()
+
+    def end(self, session):
+        self.events.append(f"end at {session.global_step}")
+
+
+class Listener(CheckpointSaverListener):
+    def __init__(self):
+        self.events = []
+
+    def before_save(self, session, global_step_value):
+        assert session.global_step == global_step_value
+        self.events.append(("before", global_step_value))
+
+    def after_save(self, session, global_step_value):
+        assert session.global_step == global_step_value
+        self.events.append(("after", global_step_value))
+
+
+def test_hooks_logging_and_the_tensors_they_see(tmp_path, caplog):
+    """One run with everything that looks into it: hooks, listeners, tensors of each step on two replicas."""
+    texts = []
+
+    def fn(features, labels, mode, params):
+        spec = model_fn(features, labels, mode, params)
+        last = IPULoggingTensorHook(every_n_iter=2, at_end=True)
+        every = IPULoggingTensorHook(
+            every_n_iter=1, formatter=lambda v: str(texts.append(v)), logging_mode=LoggingMode.ALL
+        )
+        ops = group(spec.train_op, [last.log(get_global_step()), every.log({"loss": spec.loss, "labels": labels})])
+        return EstimatorSpec(mode, loss=spec.loss, train_op=ops, training_hooks=[last, every])
+
+    hook, listener = Recorder(stop_at=12), Listener()
+    one = estimator(tmp_path, 2, fn, save_checkpoints_steps=8, log_step_count_steps=8)
+    with caplog.at_level(logging.INFO, "openipu"):
+        one.train(looped(8), hooks=[hook], max_steps=100, saving_listeners=[listener])
+    assert hook.events == [
+        "begin", "created at 0", "before 0", "after 4", "before 4", "after 8", "before 8", "after 12", "end at 12",
+    ]  # fmt: skip
+    assert listener.events == [("before", 8), ("after", 8), ("before", 12), ("after", 12)]
+    assert [value["loss"].shape for value in texts] == [(4, 2)] * 3
+    np.testing.assert_array_equal(texts[0]["labels"], Y[:64].reshape(4, 2, 8))
+    np.testing.assert_allclose(hook.losses, [value["loss"].mean() for value in texts], rtol=1e-6)
+    assert "tensor = [7 7]" in caplog.text
+    assert "tensor = [11 11]" in caplog.text, "at the end"
+    assert f"loss = {hook.losses[0]:.6g}, step = 4 (" in caplog.text
+    assert "step = 12 (" in caplog.text
+
+
+def test_host_call_and_event_files(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    seen = []
+
+    def on_host(loss, labels):
+        seen.append((loss.shape, labels.tolist()))
+        return {"host/loss": loss}
+
+    def fn(features, labels, mode, params):
+        spec = model_fn(features, labels, mode, params)
+        host = (on_host, [spec.loss, labels]) if mode == ModeKeys.TRAIN else None
+        return IPUEstimatorSpec(
+            mode, loss=spec.loss, train_op=spec.train_op, eval_metric_ops=spec.eval_metric_ops, host_call=host
+        )
+
+    one = estimator(tmp_path, function=fn, iterations=1, save_summary_steps=2)
+    one.train(looped(), steps=5)
+    one.evaluate(once(), name="all")
+    assert seen == [((), Y[i * 16 : i * 16 + 16].tolist()) for i in range(5)]
+
+    def scalars(folder):
+        events = accumulator.EventAccumulator(str(folder)).Reload()
+        return {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+    assert scalars(tmp_path) == {"loss": [1, 3, 5], "global_step/sec": [1, 3, 5], "host/loss": [1, 2, 3, 4, 5]}
+    assert scalars(tmp_path / "eval_all") == {"loss": [5], "accuracy": [5]}
+
+
+def test_train_and_evaluate(tmp_path):
+    one = estimator(tmp_path, iterations=2, save_checkpoints_steps=2, keep_checkpoint_max=2)
+    hook = Recorder()
+    spec = EvalSpec(once(), steps=2, hooks=[hook], start_delay_secs=0, throttle_secs=0)
+    result = train_and_evaluate(one, TrainSpec(looped(), max_steps=6), spec)
+    assert result["global_step"] == 6
+    created = [event for event in hook.events if event.startswith("created")]
+    assert created == ["created at 2", "created at 4", "created at 6"], "each checkpoint was evaluated once"
+    assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [4, 6]
+    assert one.evaluate(once(), checkpoint_path=tmp_path / "checkpoints" / "4")["global_step"] == 4
+    assert train_and_evaluate(one, TrainSpec(looped(), max_steps=6), spec) == result, "nothing left to train"
+
+
+def test_reports(tmp_path):
+    options = run_config().ipu_run_config.ipu_options
+    config = RunConfig(IPURunConfig(4, options, compile_summary=True), save_summary_steps=None)
+    one = IPUEstimator(model_fn, tmp_path, config, {"optimizer": adam}).train(looped(), steps=8)
+    one.evaluate(once())
+    report = (tmp_path / "train_report.txt").read_text()
+    assert "launches              2" in report
+    assert "steps                 8" in report
+    assert float(report.split("FLOPs per step")[1].split()[0]) > 2 * 16 * 6 * 8
+    assert "memory, temporary" in report
+    assert (tmp_path / "eval_report.txt").exists()
+
+
+# --- programs and state ----------------------------------------------------------------------------------------------
+
+
+def test_one_program_per_mode_and_few_traces(tmp_path):
+    calls = []
+
+    def fn(features, labels, mode, params):
+        calls.append(mode)
+        return model_fn(features, labels, mode, params)
+
+    one = estimator(tmp_path, function=fn)
+    for _ in range(2):
+        one.train(looped(), steps=8)
+        one.evaluate(once(rows=64))
+        assert len(list(one.predict(once(rows=64), predict_keys="class"))) == 64
+    assert {mode: calls.count(mode) for mode in calls} == {"train": 2, "eval": 2, "infer": 2}
+    assert [len(program.loop.programs) for program in one._core._programs.values()] == [1, 1, 1]
+
+
+def test_tracing_leaves_keras_as_it_was(trained):
+    before = keras.layers.Dense(1).name
+    state = random.getstate()
+    trained.evaluate(once(4, rows=8))
+    assert random.getstate() == state, "a mode that is traced with a seed of its own draws none"
+    number = int(before.rpartition("_")[2]) if "_" in before else 0
+    assert keras.layers.Dense(1).name == f"dense_{number + 1}"
+    assert not hasattr(keras.optimizers.Optimizer, "minimize")
+    assert float(keras.Variable(2.0).value) == 2.0
+    layer = keras.layers.Dropout(0.5)
+    np.testing.assert_array_equal(layer(np.ones(9)), np.ones(9))
+
+
+def test_warm_start_and_variables(trained, tmp_path):
+    settings = WarmStartSettings(trained.model_dir, "dense/")
+    params = {"optimizer": adam}
+    one = IPUEstimator(model_fn, tmp_path / "a", run_config(), params, warm_start_from=settings)
+    one.train(looped(), steps=4)
+    assert variables(one)["global_step"] == 4
+    all_of_it = IPUEstimator(model_fn, tmp_path / "b", run_config(), params, warm_start_from=trained.model_dir)
+    assert all_of_it.evaluate(once())["loss"] == pytest.approx(trained.evaluate(once())["loss"], abs=1e-6)
+    assert one.latest_checkpoint() == str(tmp_path / "a" / "checkpoints" / "4")
+    assert one.get_variable_value("global_step") == 4
+    assert "dense/kernel" in one.get_variable_names()
+    with pytest.raises(ValueError, match="There is no variable 'dense_9/kernel'"):
+        one.get_variable_value("dense_9/kernel")
+
+
+def test_modes_may_leave_out_dropout(tmp_path):
+    """A layer without weights may be there in training only."""
+
+    def fn(features, labels, mode, params):
+        params = {**params, "net": network if mode == ModeKeys.TRAIN else plain}
+        return model_fn(features, labels, mode, params)
+
+    def plain(features):
+        first, _, last = layers()
+        return last(first(features))
+
+    one = estimator(tmp_path, function=fn).train(looped(), steps=4)
+    same = estimator(tmp_path)
+    assert one.evaluate(once()) == same.evaluate(once())

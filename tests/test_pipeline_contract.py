@@ -1,0 +1,215 @@
+"""Weights and metrics of a pipelined model are those of one device with the whole batch, whatever the stages do."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import openipu as ipu
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import replication
+import zoo
+from test_contract import CASES as CONTRACT_CASES
+from test_contract import OPTIMIZERS
+
+pytestmark = zoo.KERAS_WARNINGS
+
+BATCH = 4
+STEPS = 12
+"""Micro-batches per update: a multiple of what every schedule asks for with 2 and 3 stages."""
+
+
+def skips() -> keras.Model:
+    """Skip connections over several stages, from the inputs to the outputs, and a layer that is used twice."""
+    x = inputs = keras.Input((6,))
+    twice = layers.Dense(8, "tanh")
+    first = x = twice(x)
+    x = layers.Dense(8, "relu")(x)
+    x = twice(x)
+    x = layers.Add()([x, first])
+    x = layers.Concatenate()([layers.Dense(4)(x), inputs])
+    return keras.Model(inputs, layers.Dense(1)(x))
+
+
+def penalised() -> keras.Model:
+    """Regularizers, an activity loss and an operation between layers."""
+    x = inputs = keras.Input((6,))
+    x = layers.Dense(6, "tanh", kernel_regularizer="l2")(x)
+    x = layers.Dense(6, activity_regularizer=keras.regularizers.L2(0.1))(ops.relu(x) + 0.5)
+    x = layers.Dense(6, "tanh", bias_regularizer="l1")(x)
+    return keras.Model(inputs, layers.Dense(1)(x))
+
+
+CASES = CONTRACT_CASES | {
+    "skips": zoo.Case(skips, zoo.table, zoo.CASES["dense"].compile),
+    "penalised": zoo.Case(penalised, zoo.table, zoo.CASES["dense"].compile),
+}
+MODELS = ("skips", "cnn", "penalised", "two_in_two_out", "own_everything", "mixed_bfloat16", "mixed_float16",
+          "averaged_weights_and_schedule", "frozen", "separable", "encoder", "recurrent", "dense")  # fmt: skip
+SCHEDULES = ("Grouped", "Interleaved", "Sequential", "GPipe", "OneFOneB")
+
+
+class Point(NamedTuple):
+    """One point of the grid."""
+
+    model: str
+    optimizer: str
+    schedule: str
+    stages: int
+    replicas: int
+    recompute: bool
+    feed: str
+    remainder: bool
+    devices: str
+    """ "own": each stage has its own device; "shared": the first and the last share one."""
+
+    @property
+    def batch(self) -> int:
+        return BATCH * self.replicas * STEPS
+
+    @property
+    def rows(self) -> int:
+        """Two full updates; as a remainder, some full micro-batches and a partial one."""
+        return 2 * self.batch + (3 * self.replicas * BATCH + BATCH + 3 if self.remainder else 0)
+
+    def __str__(self) -> str:
+        parts = (self.model, self.optimizer, self.schedule, f"s{self.stages}", f"r{self.replicas}", self.feed)
+        return "-".join(parts) + "-recompute" * self.recompute + "-remainder" * self.remainder + f"-{self.devices}"
+
+
+LEVELS: tuple[tuple[Any, ...], ...] = (
+    MODELS, tuple(OPTIMIZERS), SCHEDULES, (2, 3), (1, 2), (False, True), ("resident", "streamed"), (False, True),
+    ("own", "shared"),
+)  # fmt: skip
+
+
+def grid() -> list[Any]:
+    """A few points by default, each model, optimizer and schedule at least once in all; pairs of levels are slow."""
+    rng = np.random.default_rng(5)
+    count = max(map(len, LEVELS))
+    columns = [rng.permutation(np.resize(np.arange(len(level)), count)) for level in LEVELS]
+    base = [Point(*(level[i] for level, i in zip(LEVELS, row, strict=True))) for row in zip(*columns, strict=True)]
+    more = [Point(*(level[rng.integers(len(level))] for level in LEVELS)) for _ in range(60)]
+    marked = [(p, ()) for p in base] + [(p, pytest.mark.slow) for p in more]
+    allowed = {_allowed(p): marks for p, marks in reversed(marked)}
+    return [pytest.param(p, marks=m, id=str(p)) for p, m in allowed.items()]
+
+
+def _allowed(point: Point) -> Point:
+    """Two layers make two stages, and Interleaved trains only with a device for each stage."""
+    point = point._replace(stages=2) if point.model in ("dense", "recurrent") else point
+    return point._replace(devices="own") if point.schedule == "Interleaved" or point.stages == 2 else point
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _systems() -> Iterator[None]:
+    yield
+    plain.cache_clear()
+    ipu.config.reset_ipu_configuration()
+
+
+def pipelined(point: Point) -> keras.Model:
+    case = CASES[point.model]
+    config = ipu.config.IPUConfig()
+    devices = 2 if point.devices == "shared" else point.stages
+    config.auto_select_ipus = devices * point.replicas
+    config.allow_recompute = point.recompute
+    config.configure_ipu_system()
+    keras.utils.set_random_seed(11)
+    with zoo.policy(case.policy), ipu.ipu_strategy.IPUStrategy().scope():
+        model = case.make()
+        assign(model, point.stages)
+        model.set_pipelining_options(
+            gradient_accumulation_steps_per_replica=STEPS,
+            gradient_accumulation_reduction_method="mean",
+            pipeline_schedule=point.schedule,
+            device_mapping=[stage % devices for stage in range(point.stages)],
+        )
+        optimizer = OPTIMIZERS[point.optimizer](point.replicas)
+        model.compile(**case.compile() | {"optimizer": optimizer}, steps_per_execution=2 * STEPS)
+    return model
+
+
+def assign(model: keras.Model, stages: int) -> None:
+    """Equal numbers of layers to each stage, in their order."""
+    assignment = model.get_pipeline_stage_assignment()
+    for i, part in enumerate(assignment):
+        part.pipeline_stage = i * stages // len(assignment)
+    model.set_pipeline_stage_assignment(assignment)
+
+
+class Result(NamedTuple):
+    weights: list[Any]
+    history: dict[str, list[float]]
+    evaluated: dict[str, float]
+    predicted: Any
+
+
+def train(model: keras.Model, x: Any, y: Any, batch: int, feed: str) -> Result:
+    data = (replication.Batches(x, y, batch),) if feed == "streamed" else (x, y)
+    settings = {} if feed == "streamed" else {"batch_size": batch}
+    history = model.fit(*data, **settings, epochs=2, verbose=0, shuffle=feed == "resident").history
+    evaluated = model.evaluate(x, y, batch_size=batch, verbose=0, return_dict=True)
+    return Result(
+        [v.numpy() for v in model.trainable_variables],
+        history,
+        evaluated,
+        model.predict(x, batch_size=batch, verbose=0),
+    )
+
+
+@functools.cache
+def plain(point: Point) -> Result:
+    """The same with plain Keras on one device."""
+    case = CASES[point.model]
+    optimizer = OPTIMIZERS[point.optimizer](point.replicas)
+    keras.utils.set_random_seed(11)
+    with zoo.policy(case.policy):
+        model = case.make()
+        inner = getattr(optimizer, "inner_optimizer", None)
+        if inner is None:
+            optimizer = replication.amplified(optimizer, point.replicas)
+        else:
+            optimizer.inner_optimizer = replication.amplified(inner, point.replicas)
+        model.compile(**case.compile() | {"optimizer": optimizer})
+    x, y = case.data(point.rows)
+    return train(model, x, y, point.batch, point.feed)
+
+
+@pytest.mark.parametrize("point", grid())
+def test_equals_one_device(point: Point) -> None:
+    case = CASES[point.model]
+    model = pipelined(point)
+    actual = train(model, *case.data(point.rows), BATCH, point.feed)
+    expected = plain(point)
+    half = case.policy != "float32"
+    tolerance = 1e-2 if half else 1e-5
+    # Rounding in half precision may turn single samples from right to wrong.
+    replication.assert_same_history(actual.history, expected.history, 0.1 if half else tolerance)
+    replication.assert_close(actual.weights, expected.weights, tolerance)
+    replication.assert_same_history(actual.evaluated, expected.evaluated, 0.1 if half else tolerance)
+    for a, b in zip(keras.tree.flatten(actual.predicted), keras.tree.flatten(expected.predicted), strict=True):
+        replication.assert_close([a], [b], tolerance, "predictions")
+    if point.feed == "resident":
+        assert len(replication.programs(model)) == 1
+
+
+def test_the_default_grid_has_every_level() -> None:
+    default = [p.values[0] for p in grid() if not p.marks]
+    for i, level in enumerate(LEVELS):
+        assert {p[i] for p in default} == set(level)
+    assert len(default) <= 15
+
+
+def test_the_comparison_notices_a_lost_sample() -> None:
+    point = Point("dense", "sgd", "Grouped", 2, 1, False, "streamed", True, "own")
+    x, y = CASES["dense"].data(point.rows)
+    actual = train(pipelined(point), x[:-1], y[:-1], BATCH, point.feed)
+    with pytest.raises(AssertionError):
+        replication.assert_close(actual.weights, plain(point).weights)
