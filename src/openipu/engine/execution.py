@@ -153,7 +153,9 @@ def run_execution(
         return jax.eval_shape(lambda s, r, b: step.micro(s, fetch(r, b))[2], state, resident, batch)
 
     shapes = (None, None) if step.collect == "none" else (result(row(body, 0)), None if tail is None else result(tail))
-    kept = Kept(room(step, shapes[0], shapes[1], width), nothing_told(layout.live, step, replicas, state.metrics, shapes[0]))
+    kept = Kept(
+        room(step, shapes[0], shapes[1], width), nothing_told(layout.live, step, replicas, state.metrics, shapes[0])
+    )
     updates = counts.steps // size if size > 1 else counts.steps
     state, kept = _repeat(one_update, (state, kept), updates, width // size, layout.pace)
 

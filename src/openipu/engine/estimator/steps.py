@@ -106,7 +106,7 @@ def _train_step(
         return {"loss": Mean.result(mean), "count": count, "tensors": tensors}
 
     update = keras_model.make_update(plan.optimizer, spread, twin, options.average_replicas)
-    return Step(micro, update, "none", finish, begin), start
+    return Step(micro, update, "none", finish, begin=begin), start
 
 
 # --- evaluation ------------------------------------------------------------------------------------------------------
