@@ -49,7 +49,7 @@ class Accumulation:
 
     def start(self, weights: list[Any]) -> list[Any]:
         """The accumulators before the first micro-batch."""
-        dtypes = self.dtype if isinstance(self.dtype, tuple) else (self.dtype,) * len(weights)
+        dtypes: Sequence[Any] = self.dtype if isinstance(self.dtype, tuple) else (self.dtype,) * len(weights)
         return [jnp.zeros(w.shape, d or w.dtype) for w, d in zip(weights, dtypes, strict=True)]
 
     def add(self, total: Tree, gradients: Tree, position: Any) -> Tree:
