@@ -50,6 +50,7 @@ check: setup
 bench: setup
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.replicas
+	$(BIN)/python -m benchmarks.pipelines
 	$(BIN)/python -m benchmarks.checkpoints
 	$(BIN)/python -m benchmarks.callbacks
 

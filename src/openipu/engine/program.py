@@ -28,7 +28,7 @@ import numpy as np
 
 from . import devices, optimize
 from . import model as keras_model
-from .loop import Program
+from .loop import Program, check_callbacks
 from .place import Place
 from .place import place as make_place
 from .plan import SLAB_SHARE, free_memory
@@ -138,7 +138,9 @@ class DeviceProgram:
         on_all = replicas.program(run, (None, None, 1, None), (None, None, 0, 0))
         arguments = (*self._values(needs), self._slab_shapes(needs), call.arrays)
         donated = () if needs.fetched else 0
-        compiled = jax.jit(on_all, donate_argnums=donated).lower(*arguments).compile(dict(self._place.compiler_options))
+        lowered = jax.jit(on_all, donate_argnums=donated).lower(*arguments)
+        check_callbacks(lowered, replicas, getattr(self._fn, "__name__", "program"))
+        compiled = lowered.compile(dict(self._place.compiler_options))
         return Program(compiled, compiled, time.perf_counter() - start)
 
     @contextlib.contextmanager
