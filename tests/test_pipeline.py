@@ -176,7 +176,7 @@ def test_one_program_and_one_launch_per_execution(four_stages: keras.Model, capl
         fit(
             four_stages,
             128,
-            callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=lambda b, logs: launches.append(b))],
+            callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, **_: launches.append(batch))],
         )
     assert launches == [15, 31] * 2
     assert "compiled for" not in caplog.text
