@@ -316,13 +316,13 @@ def make_staged_step(model: Any, mode: Mode, replicas: Replicas, options: Option
     """What an execution of a model in stages collects; the stages themselves compute it."""
     logs = functools.partial(metric_logs, model, replicas, options.metric_reduction)
     if mode == "predict":
-        return Step(_in_stages, None, "all")
+        return Step(in_stages, None, "all")
     if overrides(model, "compute_metrics"):
-        return Step(_in_stages, None, "last", logs if replicas.count > 1 else None)
-    return Step(_in_stages, None, "none", logs)
+        return Step(in_stages, None, "last", logs if replicas.count > 1 else None)
+    return Step(in_stages, None, "none", logs)
 
 
-def _in_stages(*_: Any) -> Any:
+def in_stages(*_: Any) -> Any:
     raise AssertionError("a model in stages has no step as a whole")
 
 

@@ -33,7 +33,7 @@ from .place import Place
 from .place import place as make_place
 from .plan import SLAB_SHARE, free_memory
 from .scope import Scope
-from .trace import Site, Trace
+from .trace import NotInProgram, Site, Trace
 
 Tree = Any
 KEPT = 64
@@ -81,7 +81,11 @@ class DeviceProgram:
         """Run on all replicas; gives what the first one returns."""
         call = Call.of(args, kwargs or {})
         if call.key not in self.programs:
-            needs = self._discover(call)
+            try:
+                needs = self._discover(call)
+            except NotInProgram:
+                # A pipeline is a program of its own, and all that this function does on devices.
+                return self._fn(*args, **(kwargs or {}))
             self.programs[call.key] = needs, self._compile(needs, call)
         return self._launch(*self.programs[call.key], call)
 
