@@ -16,6 +16,7 @@ import math
 import operator
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -824,6 +825,24 @@ def run_call(operation: Any, args: Any, kwargs: Any, training: bool | None, with
 
 
 @contextlib.contextmanager
+def counted_draws() -> Iterator[Counter[int]]:
+    """How often each seed generator, known by the identity of its variable, is asked for a seed by this thread."""
+    original, thread = keras.random.SeedGenerator.next, threading.get_ident()
+    counts: Counter[int] = Counter()
+
+    def counted(generator: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            counts[id(generator.state)] += 1
+        return original(generator, *args, **kwargs)
+
+    keras.random.SeedGenerator.next = counted
+    try:
+        yield counts
+    finally:
+        keras.random.SeedGenerator.next = original
+
+
+@contextlib.contextmanager
 def _autocast(layers: Sequence[Any]) -> Iterator[None]:
     """What calls of these layers, one within the other, do to the dtype of variables. A layer does it by itself."""
     with contextlib.ExitStack() as stack:
@@ -944,6 +963,8 @@ class _Trace:
             stack.enter_context(self._symbolic_variables())
             stack.enter_context(self._symbolic_layers())
             stack.enter_context(_Untouched())
+            # Constants are constants even where the trace is part of a compilation.
+            stack.enter_context(jax.ensure_compile_time_eval())
             self._stack = stack.pop_all()
         return self
 
