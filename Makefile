@@ -50,6 +50,7 @@ check: setup
 bench: setup
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.replicas
+	$(BIN)/python -m benchmarks.tutorial
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -83,7 +83,6 @@ def main():
     cfg.auto_select_ipus = ipus
     cfg.configure_ipu_system()
 
-    keras.utils.set_random_seed(1)
     with ipu.ipu_strategy.IPUStrategy().scope():
         model = make_model(letters, args)
     model.set_pipeline_stage_assignment("auto", stages=args.stages, inputs=train[0][: args.batch_size])
