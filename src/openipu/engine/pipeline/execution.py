@@ -13,6 +13,7 @@ from typing import Any
 
 from openipu.engine.accumulate import Accumulation
 from openipu.engine.execution import Counts, agree, as_before, fetch, row, rows_of, zeros
+from openipu.engine.live import Live
 from openipu.engine.replicate import STAGE_AXIS, Replicas
 from openipu.engine.state import State, Step
 
@@ -41,6 +42,8 @@ class StagedExecution:
     """Those of one update."""
     results: Tree
     """Shapes of the last stage's results, for a full micro-batch and for the tail."""
+    live: Live | None = None
+    """Who is told the logs after each update while the execution runs."""
 
     @property
     def replicas(self) -> Replicas:
@@ -61,8 +64,8 @@ class StagedExecution:
         samples = rows * (left * replicas.count + counts.extra) + tail_rows * counts.has_tail
         of_tail = replicas.index() == counts.extra if self.step.collect != "all" else True
 
-        def one_update(number: Any, pair: tuple[State, Tree]) -> tuple[State, Tree]:
-            state, kept = pair
+        def one_update(number: Any, carried: tuple[State, Tree, Tree]) -> tuple[State, Tree, Tree]:
+            state, kept, told = carried
             whole = number < updates
             weights, optimizer = numbered(state.trainable), self.spread.slots(state)[1]
 
@@ -95,10 +98,15 @@ class StagedExecution:
                 carry = lax.cond(counts.has_tail & ~whole, run, lambda c: c, carry)
                 kept = (kept[0], carry.kept) if separate else (carry.kept, kept[1])
             state = state._replace(non_trainable=listed(carry.state), metrics=carry.metrics)
-            return (self._updated(state, carry.total) if training else state), kept
+            batches = counts.steps * replicas.count + counts.extra + counts.has_tail
+            told = self._tell(told, jnp.where(whole, (number + 1) * size * replicas.count, batches), state, kept)
+            return (self._updated(state, carry.total) if training else state), kept, told
 
         kept = (self._room(self.results[0], size_of(body)), self._room(self.results[1], 1))
-        state, kept = lax.fori_loop(0, updates + (samples > 0), one_update, (state, kept))
+        start = (state, kept, self._nothing_told(state, kept))
+        state, kept, told = lax.fori_loop(0, updates + (samples > 0), one_update, start)
+        if self._tells:
+            self.live.outlet.flush(told, replicas.index(), self._is_first)  # type: ignore[union-attr]
         state = self._settle(state, begin)
         return self._results(state, kept), state
 
@@ -107,6 +115,34 @@ class StagedExecution:
         slots, common = self.spread.slots(state)
         weights, slots, common = self.spread.update.apply(numbered(state.trainable), slots, common, total)
         return self.spread.with_optimizer(state._replace(trainable=listed(weights)), slots, common)
+
+    # --- what leaves the program while it runs
+
+    @property
+    def _tells(self) -> bool:
+        return self.live is not None and self.step.collect != "all"
+
+    @property
+    def _is_first(self) -> Any:
+        """Whether this device speaks for all."""
+        return (self.replicas.index() == 0) & (lax.axis_index(STAGE_AXIS) == 0)
+
+    def _nothing_told(self, state: State, kept: Tree) -> Tree:
+        if self.live is None or not self._tells:
+            return ()
+        logs = jax.eval_shape(self._logs, state, kept)
+        self.live.describe(logs)
+        return self.live.outlet.start((jax.ShapeDtypeStruct((), jnp.int32), logs))
+
+    def _tell(self, told: Tree, done: Any, state: State, kept: Tree) -> Tree:
+        if self.live is None or not self._tells:
+            return ()
+        logs = (jnp.asarray(done, jnp.int32), self._logs(state, kept))
+        return self.live.outlet.put(told, logs, self.replicas.index(), self._is_first)
+
+    def _logs(self, state: State, kept: Tree) -> Tree:
+        last = self.full.table.devices[self.full.last]
+        return self._results(state._replace(metrics=from_device(last, lax.axis_index(STAGE_AXIS), state.metrics)), kept)
 
     # --- results
 

@@ -9,6 +9,7 @@ from typing import Any
 from openipu.config.settings import Settings
 from openipu.engine import model as keras_model
 from openipu.engine.accumulate import Accumulation
+from openipu.engine.live import Live
 from openipu.engine.options import Options
 from openipu.engine.place import Place
 from openipu.engine.state import Mode
@@ -80,7 +81,7 @@ def _changes(variable: Any, stage: Stage) -> bool:
 
 
 def make_stage_loop(
-    model: Any, mode: Mode, place: Place, options: Options, plan: StagePlan
+    model: Any, mode: Mode, place: Place, options: Options, plan: StagePlan, live: Live | None = None
 ) -> tuple[StageLoop, StageSpread]:
     """The loop of a pipelined model, and how its state lies on the devices."""
     owners = keras_model.variables(model, mode)
@@ -101,7 +102,7 @@ def make_stage_loop(
     count = accumulation.steps if mode == "train" else None
     staging = Staging(functions, plan.schedule, plan.devices, count, plan.recompute)
     step = keras_model.make_staged_step(model, mode, place.replicas, options)
-    return StageLoop(f"{model.name}_{mode}", step, place, accumulation, spread, staging), spread
+    return StageLoop(f"{model.name}_{mode}", step, place, accumulation, spread, staging, live), spread
 
 
 def _store(variables: Sequence[Any], plan: StagePlan) -> Store:
