@@ -130,7 +130,7 @@ def test_evaluate_and_predict(replicas):
     np.testing.assert_array_equal(np.concatenate([logs["outputs"] for _, logs in told.ended]), outputs)
 
 
-def test_a_pipelined_model_tells_its_steps_after_each_update():
+def test_a_pipelined_model_tells_its_steps():
     def train(live: bool) -> Any:
         keras.utils.set_random_seed(1)
         with strategy(4).scope():
@@ -150,11 +150,8 @@ def test_a_pipelined_model_tells_its_steps_after_each_update():
     for a, b in zip(live.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
     assert told.begun == [batch for batch, _ in told.ended] == list(range(STEPS))
-    losses = [logs["loss"] for _, logs in told.ended]
-    updates = [range(8), range(8, 16), range(16, 24), range(24, STEPS)]  # 2 replicas x 4 micro-batches each
-    assert [len({losses[i] for i in update}) for update in updates] == [1, 1, 1, 1]
-    assert len(set(losses)) == 4
-    assert losses[-1] == pytest.approx(history["loss"][0])
+    assert told.ended[-1][1]["loss"] == pytest.approx(history["loss"][0])
+    assert len({logs["loss"] for _, logs in told.ended}) > STEPS // 4, "not only the last one of each execution"
     told = Told()
     outputs = live.predict(X, batch_size=BATCH, verbose=0, callbacks=[told])
     np.testing.assert_array_equal(np.concatenate([logs["outputs"] for _, logs in told.ended]), outputs)

@@ -93,6 +93,11 @@ class IPUInfeedQueue:
             "`ipu.loops.while_loop`, or use an `IPUIterator`."
         )
 
+    def take(self, count: int, replicas: Any) -> Any:
+        """The next `count` elements for each replica, sent to their devices, for a program that takes them at once."""
+        self._dequeued = True
+        return self._source.slab(count, replicas)
+
     def _dequeue(self) -> Any:
         """The next element, inside a program."""
         trace = check_use(self.device_ordinal, "infeed")

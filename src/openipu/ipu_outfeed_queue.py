@@ -95,6 +95,17 @@ class IPUOutfeedQueue:
         trace.scope.set_cell(self._buffer, ())
         return Operation()
 
+    def extend(self, rows: Any) -> None:
+        """Take over what a program that has ended gives: arrays of (element, replica, ...)."""
+        leaves = jax.tree.leaves(rows)
+        self._spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), rows)
+        count, replicas = leaves[0].shape[:2]
+        self._buffer.begin(replicas)
+        for element in range(count):
+            for replica in range(replicas):
+                self._buffer.add(replica, [leaf[element, replica] for leaf in leaves])
+        self._buffer.end()
+
     @property
     def enqueued(self) -> bool:
         """Whether a program that enqueues here has been made."""

@@ -159,12 +159,13 @@ class Buffer:
         """Take elements over; waits while there are `depth` and somebody reads them."""
         try:
             for i in range(1 if self._only_last else count):
-                self._add(replica, [a[i] for a in rows])
+                self.add(replica, [a[i] for a in rows])
         except BaseException as error:  # an error here would end the program and with it the state it holds
             self.interrupt = error
         return self._paces[replica].next(count)
 
-    def _add(self, replica: int, element: list[np.ndarray]) -> None:
+    def add(self, replica: int, element: list[np.ndarray]) -> None:
+        """Take one element of a replica over."""
         with self._changed:
             self._wait(replica)
             self._coming[replica].append(element)

@@ -34,7 +34,7 @@ from .place import Place
 from .place import place as make_place
 from .plan import SLAB_SHARE, free_memory
 from .scope import Scope
-from .trace import Site, Trace
+from .trace import NotInProgram, Site, Trace
 
 Tree = Any
 KEPT = 64
@@ -81,10 +81,13 @@ class DeviceProgram:
     def __call__(self, args: Any = (), kwargs: Any = None) -> Any:
         """Run on all replicas; gives what the first one returns."""
         call = Call.of(args, kwargs or {})
-        with _tracing:
+        with _tracing, contextlib.suppress(NotInProgram):
             if call.key not in self.programs:
                 needs = self._discover(call)
                 self.programs[call.key] = needs, self._compile(needs, call)
+        if call.key not in self.programs:
+            # A pipeline is a program of its own, and all that this function does on devices.
+            return self._fn(*args, **(kwargs or {}))
         return self._launch(*self.programs[call.key], call)
 
     # --- tracing

@@ -28,6 +28,10 @@ Body = Callable[[list[Any]], list[Any]]
 _active = threading.local()
 
 
+class NotInProgram(Exception):  # noqa: N818 - no error: it says how to run what raised it
+    """Something was met while a function is traced that is a program by itself: the function runs on the host."""
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """What the body of one loop changes."""

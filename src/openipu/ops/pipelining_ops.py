@@ -7,10 +7,13 @@ from typing import Any
 from openipu.config.notices import name_once
 from openipu.engine.model import get_keras_mask, set_keras_mask
 from openipu.engine.pipeline.options import PipelineSchedule, RecomputationMode
+from openipu.engine.pipeline.stages import CHECKPOINT
 
 import jax
 import keras
 from jax.ad_checkpoint import checkpoint_name
+
+from ._pipeline import pipeline
 
 __all__ = [
     "CHECKPOINT",
@@ -19,11 +22,9 @@ __all__ = [
     "PipelineStageOptions",
     "RecomputationCheckpoint",
     "RecomputationMode",
+    "pipeline",
     "recomputation_checkpoint",
 ]
-
-CHECKPOINT = "recomputation_checkpoint"
-"""The name under which JAX knows values that are kept when a stage is computed again."""
 
 
 def recomputation_checkpoint(tensors: Any, name: str | None = None) -> Any:

@@ -58,8 +58,7 @@ def make_program(plan: Plan, place: Place, options: Options, outbox: Outbox, nam
         step, metrics = Step(_predict_micro(plan), None, "all"), list
     step = keras_model.on_replicas(step, place)
     # The loop traces a step several times for one program; a function that is jitted is traced once per shape.
-    micro = jax.jit(step.micro, inline=True)
-    step = replace(step, micro=micro)
+    step = replace(step, micro=jax.jit(step.micro, inline=True))
     loop = Loop(f"{name}_{mode}", step, place, options.accumulation, spread)
     return Program(plan, loop, spread, place, options, outbox, metrics)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openipu.config.notices import name_once
 from openipu.config.settings import Settings
 from openipu.engine import model as keras_model
 from openipu.engine.accumulate import Accumulation
@@ -89,6 +90,10 @@ def make_stage_loop(
     state = _store(owners.non_trainable, plan)
     update = None
     accumulation = Accumulation()
+    if options.offload_optimizer:
+        name_once(
+            {"offload_weight_update_variables": "a pipeline's optimizer state stays on the devices of its stages"}
+        )
     if mode == "train":
         accumulation = one_dtype(options.accumulation.of_weights(owners.trainable))
         update = make_update(

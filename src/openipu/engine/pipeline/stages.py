@@ -24,7 +24,8 @@ from .packing import Spec
 
 Arrays = list[Any]
 
-CHECKPOINT_NAME = "recomputation_checkpoint"
+CHECKPOINT = "recomputation_checkpoint"
+"""The name under which JAX knows values that are kept when a stage is computed again."""
 
 
 class Around(NamedTuple):
@@ -111,7 +112,7 @@ def differentiate(
     def forward(weights: Arrays, boundary: Arrays, around: Around) -> Any:
         run = differentiable(stage, boundary, around)
         if recompute:
-            policy = jax.checkpoint_policies.save_only_these_names(CHECKPOINT_NAME)
+            policy = jax.checkpoint_policies.save_only_these_names(CHECKPOINT)
             run = jax.checkpoint(run, policy=policy)
         out, vjp, (others, after) = jax.vjp(run, weights, floats_of(boundary), has_aux=True)
         residuals, trees["vjp"] = jax.tree.flatten(vjp)

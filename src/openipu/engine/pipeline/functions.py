@@ -1,0 +1,137 @@
+"""Stages that are plain functions: each gets what the one before returned, and the first an element of the data.
+
+How a function's Keras variables get their values is up to the `Binding`: those of `pipelining_ops.pipeline` exist
+before, those of an estimator are made anew in each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from openipu.engine import model as keras_model
+from openipu.engine.execution import rows_of
+from openipu.engine.place import Place
+from openipu.optimizers.plan import map_gradients
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from .stages import After, Around, Arrays, StageFunction
+from .store import filled
+
+Tree = Any
+NewState = Callable[[], Arrays]
+
+
+class Binding(Protocol):
+    """The variables of functions, by number in a state's trainable and non-trainable part."""
+
+    @property
+    def weights(self) -> tuple[tuple[int, ...], ...]:
+        """For each stage, the weights it uses."""
+
+    @property
+    def state(self) -> tuple[tuple[int, ...], ...]:
+        """For each stage, the other variables it uses."""
+
+    def bound(self, stage: int, weights: Arrays, state: Arrays) -> AbstractContextManager[NewState]:
+        """While active, the variables of a stage have these values; gives a function that tells the new state."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Functions:
+    """What a user wrote."""
+
+    stages: tuple[Callable[..., Any], ...]
+    optimizer_function: Callable[..., Any] | None
+    """In training, gives an `OptimizerFunctionOutput` from the last stage's outputs."""
+    results: Callable[[list[Any], Any], Tree]
+    """`results(outputs, loss)`: what leaves the last stage for each micro-batch."""
+
+    @property
+    def last(self) -> int:
+        """The number of the last stage."""
+        return len(self.stages) - 1
+
+    def call(self, stage: int, received: Any, element: Tree) -> list[Any]:
+        """A stage's outputs as a list. An element is its number, the inputs of the whole run, and the data."""
+        if stage:
+            outputs = self.stages[stage](*received)
+        else:
+            _, inputs, data = element
+            named = data if isinstance(data, dict) else {}
+            positional = () if named else data if isinstance(data, tuple | list) else (data,)
+            outputs = self.stages[0](*inputs, *positional, **named)
+        if outputs is None:
+            return []
+        return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stage:
+    functions: Functions
+    binding: Binding
+    number: int
+    optimizer: Any
+    common: tuple[int, ...]
+    structures: dict[int, Any] = field(repr=False)
+
+    def run(self, weights: Arrays, boundary: Arrays, around: Around) -> tuple[Any, After]:
+        """One micro-batch, see `StageFunction`."""
+        functions = self.functions
+        received = jax.tree.unflatten(self.structures[self.number], boundary) if self.number else ()
+        with self.binding.bound(self.number, weights, around.state) as new_state:
+            outputs = functions.call(self.number, received, around.batch)
+            loss = None
+            if self.number == functions.last and functions.optimizer_function is not None:
+                loss = jnp.asarray(functions.optimizer_function(*outputs).loss)
+            state = new_state()
+        if self.number < functions.last:
+            flat, self.structures[self.number + 1] = jax.tree.flatten(jax.tree.map(jnp.asarray, outputs))
+            return flat, After(state, [], None)
+        result = jax.tree.map(jnp.asarray, functions.results(outputs, loss))
+        return self._scaled(loss, around.optimizer), After(state, [], result)
+
+    def _scaled(self, loss: Any, optimizer: Arrays) -> Any:
+        if loss is None:
+            return None
+        variables = self.optimizer.variables
+        mapping = zip(variables, filled(variables, self.common, optimizer), strict=True)
+        with keras.StatelessScope(state_mapping=list(mapping)):
+            return jnp.reshape(self.optimizer.scale_loss(loss), ())
+
+    def mapped(self, gradients: Arrays, weights: Arrays, optimizer: Arrays) -> Arrays:
+        """The gradients of one micro-batch as the wrappers around the optimizer map them."""
+        state = filled(self.optimizer.variables, self.common, optimizer)
+        return map_gradients(self.optimizer, gradients, weights, state)
+
+
+def stage_functions(
+    functions: Functions, binding: Binding, optimizer: Any, common: Sequence[int], place: Place
+) -> tuple[StageFunction, ...]:
+    """The functions as stages that the executor runs. `optimizer` is None where nothing is trained."""
+    structures: dict[int, Any] = {}
+    found = []
+    for number in range(len(functions.stages)):
+        stage = _Stage(functions, binding, number, optimizer, tuple(common), structures)
+        mapped = stage.mapped if optimizer is not None else None
+        found.append(
+            StageFunction(binding.weights[number], binding.state[number], _on_replica(place, stage.run), mapped)
+        )
+    return tuple(found)
+
+
+def _on_replica(place: Place, run: Callable[..., Any]) -> Callable[..., Any]:
+    if place.replicas.count == 1:
+        return run
+
+    def on_one(weights: Arrays, boundary: Arrays, around: Around) -> Any:
+        rows = rows_of(around.batch[2])
+        with keras_model.one_of_several(place.replicas, place.batch_norm_group, lambda: rows, around.active):
+            return run(weights, boundary, around)
+
+    return on_one

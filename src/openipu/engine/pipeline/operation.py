@@ -1,0 +1,205 @@
+"""A pipeline of plain functions with Keras variables that exist before, run as one program."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openipu.engine import devices as systems
+from openipu.engine import model as keras_model
+from openipu.engine.accumulate import Accumulation
+from openipu.engine.feed import Slab
+from openipu.engine.place import Place
+from openipu.engine.place import place as make_place
+from openipu.engine.scope import Scope
+from openipu.engine.state import State, Step
+from openipu.optimizers.plan import describe
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from .functions import Functions, NewState, stage_functions
+from .loop import StageLoop, Staging
+from .packing import Spec
+from .schedules import Schedule
+from .sharded import ShardedUpdate
+from .spread import StageSpread
+from .stages import Arrays
+from .store import make_store
+from .update import make_update
+
+Tree = Any
+KEPT = 16
+"""Pipelines whose programs are kept."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Variables:
+    """The variables that functions use, as the executor's `Binding`."""
+
+    trained: tuple[Any, ...]
+    others: tuple[Any, ...]
+    weights: tuple[tuple[int, ...], ...]
+    state: tuple[tuple[int, ...], ...]
+
+    @contextlib.contextmanager
+    def bound(self, stage: int, weights: Arrays, state: Arrays) -> Iterator[NewState]:
+        """While active, the variables of a stage have these values."""
+        own = [self.others[n] for n in self.state[stage]]
+        mapping = [
+            *zip((self.trained[n] for n in self.weights[stage]), weights, strict=True), *zip(own, state, strict=True)
+        ]  # fmt: skip
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            yield lambda: [scope.get_current_value(v) for v in own]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one call of `pipeline` asks for, apart from its data."""
+
+    functions: Functions
+    accumulation: Accumulation
+    schedule: Schedule
+    devices: tuple[int, ...]
+    shard: bool
+    ordinal: int
+    key: Any
+    """Equal for calls that ask for the same."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Runner:
+    """A pipeline that is ready to run."""
+
+    variables: _Variables
+    optimizer: Any
+    loop: StageLoop
+    spread: StageSpread
+    place: Place
+
+    def run(self, body: Tree, count: int) -> Tree:
+        """Send `count` micro-batches per replica through; gives the results of each, and updates the variables."""
+        owners = State(
+            list(self.variables.trained),
+            list(self.variables.others),
+            list(self.optimizer.variables) if self.optimizer is not None else [],
+            [],
+        )
+        state = self.spread.spread(State(*([v.value for v in part] for part in owners)))
+        slab = Slab(0, count * self.place.replicas.count, body, None, False)
+        [result], state = self.loop.execute(state, None, slab)
+        for part, values in zip(owners, self.spread.gather(state), strict=True):
+            for variable, value in zip(part, values, strict=True):
+                variable.assign(value)
+        return jax.tree.map(np.asarray, result.value[0])
+
+
+_runners: OrderedDict[Any, Runner] = OrderedDict()
+
+
+def runner(request: Request, element: Tree) -> Runner:
+    """The pipeline for a request and the shape of an element; those used last are kept."""
+    system = systems.system(request.ordinal)
+    place = make_place(system, 1 + max(request.devices))
+    shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves(element))
+    key = (request.key, place, shapes)
+    if key not in _runners:
+        for old in [old for old in _runners if old[1].generation != place.generation]:
+            del _runners[old]
+        _runners[key] = _make(request, element, place)
+        while len(_runners) > KEPT:
+            _runners.popitem(last=False)
+    _runners.move_to_end(key)
+    return _runners[key]
+
+
+def _make(request: Request, element: Tree, place: Place) -> Runner:
+    functions = request.functions
+    variables, optimizer = _discover(functions, element, place)
+    count = 1 + max(request.devices)
+
+    def held(parts: Sequence[Sequence[int]]) -> list[list[int]]:
+        found: list[set[int]] = [set() for _ in range(count)]
+        for numbers, device in zip(parts, request.devices, strict=True):
+            found[device].update(numbers)
+        return [sorted(numbers) for numbers in found]
+
+    weights = make_store([Spec.of(v) for v in variables.trained], held(variables.weights))
+    state = make_store([Spec.of(v) for v in variables.others], held(variables.state))
+    update = None
+    if optimizer is not None:
+        average = describe(optimizer).replica_reduction == "mean"
+        kind = ShardedUpdate if request.shard and place.replicas.count > 1 else None
+        update = make_update(
+            optimizer, variables.trained, weights, average, place.replicas, keras_model.decays, keras_model.forget, kind
+        )
+    common = update.common if update is not None else ()
+    stages = stage_functions(functions, variables, optimizer, common, place)
+    spread = StageSpread(place.replicas, weights, state, update)
+    staging = Staging(
+        stages, request.schedule, request.devices, request.accumulation.steps if update is not None else None,
+        place.recompute,
+    )  # fmt: skip
+    step = Step(keras_model.in_stages, None, "all")
+    loop = StageLoop("pipeline", step, place, request.accumulation, spread, staging)
+    return Runner(variables, optimizer, loop, spread, place)
+
+
+def _discover(functions: Functions, element: Tree, place: Place) -> tuple[_Variables, Any]:
+    """Trace all functions to learn which variables they use, and with which optimizer they are trained."""
+    received: Any = []
+    used: list[dict[int, Any]] = []
+    outputs: list[Any] = []
+    for number in range(len(functions.stages)):
+        scope = Scope()
+        trained = number == functions.last and functions.optimizer_function is not None
+        probe = place.replicas.program(
+            _probe(functions, number, scope, outputs if trained else None), (None, None), None
+        )
+        received = jax.eval_shape(probe, received, element)
+        used.append(scope.read | scope.assigned)
+    everything = {key: v for part in used for key, v in part.items()}
+    optimizer, chosen = None, [v for v in everything.values() if v.trainable]
+    if outputs:
+        optimizer = outputs[-1].opt
+        chosen = chosen if outputs[-1].variables is None else outputs[-1].variables
+        _check(optimizer, chosen)
+        everything = {k: v for k, v in everything.items() if not any(v is own for own in optimizer.variables)}
+    is_trained = {id(v): i for i, v in enumerate(chosen)}
+    others = [v for key, v in everything.items() if key not in is_trained]
+    is_other = {id(v): i for i, v in enumerate(others)}
+
+    def numbers(known: dict[int, int]) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(sorted(known[key] for key in part if key in known)) for part in used)
+
+    return _Variables(tuple(chosen), tuple(others), numbers(is_trained), numbers(is_other)), optimizer
+
+
+def _probe(functions: Functions, number: int, scope: Scope, outputs: list[Any] | None) -> Callable[..., Any]:
+    def probe(received: Any, element: Tree) -> Any:
+        with scope:
+            values = functions.call(number, received, element)
+            if outputs is not None and functions.optimizer_function is not None:
+                outputs.append(functions.optimizer_function(*values))
+        return jax.tree.map(jnp.asarray, values)
+
+    return probe
+
+
+def _check(optimizer: Any, variables: Sequence[Any]) -> None:
+    if not variables:
+        raise RuntimeError(
+            "The pipeline has nothing to train: its stages use no trainable variable. Use Keras layers or variables "
+            "that were made outside of the stages."
+        )
+    if any(isinstance(v.value, jax.core.Tracer) for v in optimizer.variables):
+        raise ValueError(
+            "The optimizer is made inside of `optimizer_function`, which is traced more than once. Make it outside."
+        )
+    if not optimizer.built:
+        optimizer.build(list(variables))

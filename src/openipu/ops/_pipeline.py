@@ -1,0 +1,227 @@
+"""`pipeline`: plain functions as stages of one program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from openipu.config.notices import name_once
+from openipu.engine.accumulate import Accumulation, Reduction, dtype_option
+from openipu.engine.pipeline.functions import Functions
+from openipu.engine.pipeline.operation import Request, runner
+from openipu.engine.pipeline.options import PipelineSchedule, RecomputationMode, schedule_of
+from openipu.engine.pipeline.schedules import Schedule, check, check_devices
+from openipu.engine.program import Operation
+from openipu.engine.trace import NotInProgram, current
+from openipu.engine.where import current_ordinal
+from openipu.ipu_infeed_queue import IPUInfeedQueue
+from openipu.ipu_outfeed_queue import IPUOutfeedMode, IPUOutfeedQueue
+
+import jax
+import numpy as np
+
+WITHOUT_EFFECT = {
+    "forward_propagation_stages_poplar_options": "XLA has no such options",
+    "backward_propagation_stages_poplar_options": "XLA has no such options",
+    "weight_update_poplar_options": "XLA has no such options",
+    "offload_weight_update_variables": "each device keeps the state of its own stages",
+    "offload_activations": "activations stay on their device; `allow_recompute` saves their memory",
+    "offload_gradient_accumulation_buffers": "gradients stay on the device of their stage",
+    "replicated_weight_sharding": "weights are on every replica",
+    "offload_weights": "weights stay on the device of their stage",
+}
+
+
+def pipeline(
+    computational_stages: Sequence[Callable[..., Any]],
+    gradient_accumulation_count: int | None = None,
+    gradient_accumulation_dtype: Any = None,
+    gradient_accumulation_for_captured_grads: bool = True,
+    repeat_count: int = 1,
+    batch_serialization_iterations: int = 1,
+    inputs: Sequence[Any] | None = None,
+    infeed_queue: IPUInfeedQueue | None = None,
+    outfeed_queue: IPUOutfeedQueue | None = None,
+    optimizer_function: Callable[..., Any] | None = None,
+    device_mapping: Sequence[int] | None = None,
+    pipeline_schedule: Any = None,
+    recomputation_mode: RecomputationMode | None = None,
+    forward_propagation_stages_poplar_options: Any = None,
+    backward_propagation_stages_poplar_options: Any = None,
+    weight_update_poplar_options: Any = None,
+    offload_weight_update_variables: bool | None = None,
+    replicated_optimizer_state_sharding: bool = False,
+    offload_activations: bool | None = None,
+    offload_gradient_accumulation_buffers: bool | None = None,
+    replicated_weight_sharding: bool | None = None,
+    offload_weights: bool | None = None,
+    continuous_weight_updates: bool = False,
+    outfeed_loss: bool = False,
+    accumulate_outfeed: bool = False,
+    accumulate_outfeed_dtype: Any = None,
+    outfeed_mask: Sequence[bool] | None = None,
+    reduction_method: Any = Reduction.SUM,
+    name: str | None = None,
+) -> Operation:
+    """Run functions as the stages of a pipeline, all micro-batches in one program.
+
+    Each stage gets what the one before returned. Keras layers, models and variables that the functions use are made
+    before and are updated. Call it directly, or in a function that is given to `strategy.run` or
+    `ipu.ipu_compiler.compile` and does nothing else.
+
+    Args:
+        computational_stages: Two or more functions.
+        gradient_accumulation_count: Micro-batches per update, or per run where nothing is trained.
+        gradient_accumulation_dtype: The dtype to add gradients up in; None for that of each weight.
+        gradient_accumulation_for_captured_grads: Accepted for scripts that give it.
+        repeat_count: Updates in the program.
+        batch_serialization_iterations: Must be 1: micro-batches are not cut further here.
+        inputs: The first arguments of the first stage, the same for all micro-batches.
+        infeed_queue: Gives the further arguments of the first stage; an element that is a dict gives named ones.
+        outfeed_queue: Takes the outputs of the last stage for each micro-batch.
+        optimizer_function: Makes an `OptimizerFunctionOutput` from the last stage's outputs; with it, they are trained.
+        device_mapping: The device of each stage; by default each has its own.
+        pipeline_schedule: A `PipelineSchedule`, its name, or a schedule of your own.
+        recomputation_mode: See `RecomputationMode`; takes effect where `IPUConfig.allow_recompute` is on.
+        forward_propagation_stages_poplar_options: Without effect.
+        backward_propagation_stages_poplar_options: Without effect.
+        weight_update_poplar_options: Without effect.
+        offload_weight_update_variables: Without effect.
+        replicated_optimizer_state_sharding: Each replica keeps and updates its share of the optimizer's state.
+        offload_activations: Without effect.
+        offload_gradient_accumulation_buffers: Without effect.
+        replicated_weight_sharding: Without effect.
+        offload_weights: Without effect.
+        continuous_weight_updates: Must be False.
+        outfeed_loss: Whether the loss is enqueued instead of the outputs.
+        accumulate_outfeed: Whether the sum over the micro-batches of an update is enqueued, once.
+        accumulate_outfeed_dtype: The dtype of that sum.
+        outfeed_mask: For each output, True where it is not to be enqueued.
+        reduction_method: How gradients of micro-batches become one: sum, mean or running_mean.
+        name: Accepted for scripts that give it.
+    """
+    given = locals()
+    if current() is not None:
+        raise NotInProgram
+    name_once({option: why for option, why in WITHOUT_EFFECT.items() if given[option] is not None})
+    stages = _stages(computational_stages)
+    count = _count("gradient_accumulation_count", gradient_accumulation_count)
+    repeats = _count("repeat_count", repeat_count)
+    _check_fixed(batch_serialization_iterations, continuous_weight_updates, recomputation_mode)
+    training = optimizer_function is not None
+    schedule = _schedule(pipeline_schedule)
+    devices = tuple(range(len(stages))) if device_mapping is None else _mapping(device_mapping, len(stages))
+    overlap = getattr(schedule, "overlap", None)
+    multiple = overlap(len(stages), devices, training) if overlap else 1
+    check(len(stages), count, devices, multiple, type(schedule).__name__)
+    results = _results(training, infeed_queue, outfeed_queue, outfeed_loss, outfeed_mask, accumulate_outfeed)
+    method = Reduction.parse(reduction_method) if training else Reduction.SUM
+    dtype = dtype_option(gradient_accumulation_dtype)
+    ordinal = current_ordinal() or 0
+    key = (
+        stages, optimizer_function, count, method, dtype, schedule, devices, replicated_optimizer_state_sharding,
+        ordinal, outfeed_loss, tuple(outfeed_mask or ()), outfeed_queue is None,
+    )  # fmt: skip
+    request = Request(
+        Functions(stages, optimizer_function, results), Accumulation(count, method, dtype), schedule, devices,
+        replicated_optimizer_state_sharding, ordinal, key,
+    )  # fmt: skip
+    rows = _run(request, repeats * count, inputs or (), infeed_queue)
+    if outfeed_queue is not None:
+        if accumulate_outfeed:
+            rows = jax.tree.map(lambda a: _summed(a, repeats, accumulate_outfeed_dtype), rows)
+        outfeed_queue.extend(rows)
+    return Operation()
+
+
+def _run(request: Request, count: int, inputs: Sequence[Any], infeed: IPUInfeedQueue | None) -> Any:
+    constants = tuple(np.asarray(value) for value in inputs)
+    spec = infeed.element_spec if infeed is not None else ()
+    one = jax.ShapeDtypeStruct((1,), np.int32)
+    element = (one, jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), constants), spec)
+    ready = runner(request, element)
+    replicas = ready.place.replicas
+    front = (count, replicas.count)
+    tiled = jax.tree.map(lambda a: np.broadcast_to(a, (*front, *a.shape)), constants)
+    data = infeed.take(count, replicas) if infeed is not None else ()
+    numbers = np.zeros((*front, 1), np.int32)
+    own = jax.device_put((numbers, tiled), replicas.split(1))
+    return ready.run((*own, data), count)
+
+
+def _summed(rows: np.ndarray, repeats: int, dtype: Any) -> np.ndarray:
+    return np.asarray(rows.reshape(repeats, -1, *rows.shape[1:]).sum(1, dtype=dtype))
+
+
+# --- arguments -------------------------------------------------------------------------------------------------------
+
+
+def _stages(value: Any) -> tuple[Callable[..., Any], ...]:
+    if not isinstance(value, list | tuple) or not all(map(callable, value)):
+        raise TypeError(f"`computational_stages` is {value!r}. Give a list of functions.")
+    if len(value) < 2:
+        raise ValueError(f"A pipeline has at least 2 stages, but {len(value)} are given. Cut the model into more.")
+    return tuple(value)
+
+
+def _count(name: str, value: Any) -> int:
+    if value is None:
+        raise ValueError(f"`{name}` is not given. Say how many micro-batches one update takes.")
+    if type(value) is not int or value < 1:
+        raise ValueError(f"`{name}` is {value!r}, but it counts something: give a whole number of 1 or more.")
+    return value
+
+
+def _check_fixed(serialization: Any, continuous: Any, mode: Any) -> None:
+    if serialization != 1:
+        raise NotImplementedError(
+            f"`batch_serialization_iterations` is {serialization!r}. Give 1, and smaller micro-batches instead."
+        )
+    if continuous:
+        raise NotImplementedError("`continuous_weight_updates` is not available: weights change once per update.")
+    if mode is not None and not isinstance(mode, RecomputationMode):
+        raise TypeError(f"`recomputation_mode` is {mode!r}. Give a `RecomputationMode`.")
+
+
+def _schedule(value: Any) -> Schedule:
+    return schedule_of(PipelineSchedule.Grouped if value is None else value)
+
+
+def _mapping(value: Any, stages: int) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"`device_mapping` is {value!r}. Give a list with the device of each stage.")
+    return check_devices(stages, value)
+
+
+def _results(
+    training: bool, infeed: Any, outfeed: Any, outfeed_loss: bool, mask: Any, accumulate: bool
+) -> Callable[[list[Any], Any], Any]:
+    """What leaves the last stage for each micro-batch."""
+    if infeed is not None and not isinstance(infeed, IPUInfeedQueue):
+        raise TypeError(f"`infeed_queue` is {infeed!r}. Give an `IPUInfeedQueue`.")
+    if outfeed is not None and not isinstance(outfeed, IPUOutfeedQueue):
+        raise TypeError(f"`outfeed_queue` is {outfeed!r}. Give an `IPUOutfeedQueue`.")
+    if outfeed_loss and mask is not None:
+        raise ValueError("`outfeed_loss` and `outfeed_mask` exclude each other. Give one of them.")
+    if (outfeed_loss or mask is not None) and not training:
+        raise ValueError("`outfeed_loss` and `outfeed_mask` need an `optimizer_function`. Give one, or leave them out.")
+    if (outfeed_loss or accumulate) and outfeed is None:
+        raise ValueError("`outfeed_loss` and `accumulate_outfeed` need an `outfeed_queue`. Give one.")
+    if accumulate and outfeed is not None and outfeed.outfeed_mode is not IPUOutfeedMode.ALL:
+        raise ValueError("`accumulate_outfeed` needs an outfeed queue of mode ALL. Make one.")
+
+    def results(outputs: list[Any], loss: Any) -> Any:
+        if outfeed_loss:
+            return loss
+        if mask is not None and len(mask) != len(outputs):
+            raise ValueError(f"`outfeed_mask` has {len(mask)} entries for {len(outputs)} outputs. Give one for each.")
+        shown = [o for o, hidden in zip(outputs, mask or [False] * len(outputs), strict=True) if not hidden]
+        if shown and outfeed is None and not training:
+            raise ValueError(
+                f"The last stage has {len(shown)} outputs, but there is no `outfeed_queue` to take them. Give one."
+            )
+        if outfeed is None:
+            return ()
+        return shown[0] if len(shown) == 1 else tuple(shown)
+
+    return results
