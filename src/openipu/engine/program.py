@@ -17,8 +17,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import enum
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,13 +81,13 @@ class DeviceProgram:
     def __call__(self, args: Any = (), kwargs: Any = None) -> Any:
         """Run on all replicas; gives what the first one returns."""
         call = Call.of(args, kwargs or {})
-        if call.key not in self.programs:
-            try:
+        with _tracing, contextlib.suppress(NotInProgram):
+            if call.key not in self.programs:
                 needs = self._discover(call)
-            except NotInProgram:
-                # A pipeline is a program of its own, and all that this function does on devices.
-                return self._fn(*args, **(kwargs or {}))
-            self.programs[call.key] = needs, self._compile(needs, call)
+                self.programs[call.key] = needs, self._compile(needs, call)
+        if call.key not in self.programs:
+            # A pipeline is a program of its own, and all that this function does on devices.
+            return self._fn(*args, **(kwargs or {}))
         return self._launch(*self.programs[call.key], call)
 
     # --- tracing
@@ -333,13 +334,15 @@ def _unknown(variable: Any) -> Any:
     )
 
 
+_tracing = threading.RLock()
+"""Tracing changes classes of Keras for as long as it takes, so one thread does it at a time."""
 _programs: collections.OrderedDict[Any, DeviceProgram] = collections.OrderedDict()
 
 
 def device_program(fn: Callable[..., Any], ordinal: int) -> DeviceProgram:
     """The program of `fn` on system number `ordinal`; those used last are kept."""
     place = make_place(devices.system(ordinal))
-    key = (fn, place, ordinal)
+    key = (fn if isinstance(fn, Hashable) else _Same(fn), place, ordinal)
     program = _programs.get(key)
     if program is None:
         for old in [old for old in _programs if old[1].generation != place.generation]:
