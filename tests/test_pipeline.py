@@ -355,3 +355,13 @@ def test_saved_and_loaded_with_its_stages(tmp_path: pathlib.Path) -> None:
     fit(again)
     replication.assert_close(again.get_weights(), model.get_weights(), 1e-7)
     assert jax.tree.leaves(again._ipu_session.plan("train").devices) == [0, 1]
+
+
+def test_a_weight_without_a_gradient_is_named() -> None:
+    def unused() -> keras.Model:
+        x = layers.Dense(8)(inputs := keras.Input((6,)))
+        y = layers.Dense(8, name="idle")(x)
+        return keras.Model(inputs, layers.Dense(3)(x + 0 * keras.ops.stop_gradient(y)))
+
+    with pytest.raises(ValueError, match="have no gradient.*idle/kernel"):
+        fit(made(unused, [0, 1, 1]))
