@@ -90,16 +90,25 @@ LEVELS: tuple[tuple[Any, ...], ...] = (
 )  # fmt: skip
 
 
+RUN = range(2, len(LEVELS))
+"""The factors that say how a model is run; all of their levels are there by default."""
+
+
 def grid() -> list[Any]:
-    """A few points by default, each model, optimizer and schedule at least once in all; pairs of levels are slow."""
+    """A few points by default, with every schedule; each model and optimizer, and more combinations, are slow."""
     rng = np.random.default_rng(5)
     count = max(map(len, LEVELS))
     columns = [rng.permutation(np.resize(np.arange(len(level)), count)) for level in LEVELS]
     base = [Point(*(level[i] for level, i in zip(LEVELS, row, strict=True))) for row in zip(*columns, strict=True)]
     more = [Point(*(level[rng.integers(len(level))] for level in LEVELS)) for _ in range(60)]
-    marked = [(p, ()) for p in base] + [(p, pytest.mark.slow) for p in more]
-    allowed = {_allowed(p): marks for p, marks in reversed(marked)}
-    return [pytest.param(p, marks=m, id=str(p)) for p, m in allowed.items()]
+    points = dict.fromkeys(map(_allowed, [*base, *more]))
+    seen: set[Any] = set()
+    found = []
+    for point in points:
+        levels = {(i, point[i]) for i in RUN}
+        found.append(pytest.param(point, marks=pytest.mark.slow if levels <= seen else (), id=str(point)))
+        seen |= levels
+    return found
 
 
 def _allowed(point: Point) -> Point:
@@ -203,9 +212,11 @@ def test_equals_one_device(point: Point) -> None:
 
 def test_the_default_grid_has_every_level() -> None:
     default = [p.values[0] for p in grid() if not p.marks]
-    for i, level in enumerate(LEVELS):
-        assert {p[i] for p in default} == set(level)
-    assert len(default) <= 15
+    for i in RUN:
+        assert {p[i] for p in default} == set(LEVELS[i])
+    assert len(default) <= 8
+    for i in range(2):
+        assert {p.values[0][i] for p in grid()} == set(LEVELS[i])
 
 
 def test_the_comparison_notices_a_lost_sample() -> None:

@@ -90,6 +90,8 @@ def make_stage_loop(
     state = _store(owners.non_trainable, plan)
     update = None
     accumulation = Accumulation()
+    if options.pipelining is not None and options.pipelining.accumulate_outfeed:
+        name_once({"accumulate_outfeed": "metrics are those of all micro-batches and leave once per execution anyway"})
     if options.offload_optimizer:
         name_once(
             {"offload_weight_update_variables": "a pipeline's optimizer state stays on the devices of its stages"}
