@@ -317,9 +317,10 @@ def make_staged_step(model: Any, mode: Mode, replicas: Replicas, options: Option
     logs = functools.partial(metric_logs, model, replicas, options.metric_reduction)
     if mode == "predict":
         return Step(in_stages, None, "all")
+    check = functools.partial(_check_gradients, model, None) if mode == "train" else None
     if overrides(model, "compute_metrics"):
-        return Step(in_stages, None, "last", logs if replicas.count > 1 else None)
-    return Step(in_stages, None, "none", logs)
+        return Step(in_stages, None, "last", logs if replicas.count > 1 else None, check)
+    return Step(in_stages, None, "none", logs, check)
 
 
 def in_stages(*_: Any) -> Any:

@@ -19,8 +19,8 @@ import jax
 import keras
 import numpy as np
 
+from . import devices, offload
 from . import model as keras_model
-from . import offload
 from .accumulate import Accumulation
 from .feed import Feed, Slab
 from .live import Live, Teller
@@ -141,7 +141,13 @@ class Session:
     @property
     def place(self) -> Place:
         """Where the model runs under the current configuration."""
-        return make_place(self.strategy.system, self.plan("test").device_count if self.pipelined else 1)
+        if self.pipelined:
+            # A device that waits for another one blocks a thread, which the one that works could use.
+            devices.reserve(devices.cores())
+            return make_place(self.strategy.system, self.plan("test").device_count)
+        if self.options.live_callbacks:
+            devices.reserve(1)
+        return make_place(self.strategy.system)
 
     def plan(self, mode: Mode) -> StagePlan:
         """How the stages of a pipelined model are spread over devices; kept as long as the model stays the same."""
