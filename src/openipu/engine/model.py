@@ -1035,6 +1035,8 @@ _STAGE, _OPENS, _INPUTS = "_openipu_stage", "_openipu_opens_stages", "_openipu_i
 _marks = threading.local()
 _marking_lock = threading.Lock()
 _marking_users: list[object] = []
+_marked = False
+"""Whether anything in this process can have a mark."""
 _true_inits = (KerasNode.__init__, keras.Operation.__init__)
 
 
@@ -1052,7 +1054,8 @@ def current_stage() -> int | None:
 
 def marking(stage: int) -> contextlib.AbstractContextManager[None]:
     """Until it is left, layers that this thread makes, and symbolic calls, get `stage`."""
-    model = _called_model()
+    global _marked
+    _marked, model = True, _called_model()
     if model is not None:
         vars(model)[_OPENS] = True
     return _marking(stage=stage)
@@ -1070,13 +1073,27 @@ def _called_model() -> Any:
 
 
 def opens_stages(model: Any) -> bool:
-    """Whether a `PipelineStage` was entered when the model, a subclassed one, was last called."""
-    return _OPENS in vars(model)
+    """Whether a `PipelineStage` was entered when the model, a subclassed one, was called; before, whether it may be."""
+    if _OPENS in vars(model) or has_graph(model):
+        return _OPENS in vars(model)
+    return not is_built(model) and any(_names_stages(type(layer).call) for layer in model._flatten_layers())
 
 
-def has_marked_layers(model: Any) -> bool:
-    """Whether a layer of the model was made inside a `PipelineStage`."""
-    return any(stage_of_layer(layer) is not None for layer in model._flatten_layers(include_self=False))
+def _names_stages(function: Any) -> bool:
+    """Whether a function mentions `PipelineStage`, by whatever name it knows it."""
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    known = (getattr(function.__globals__.get(name), "__name__", name) for name in names)
+    return "PipelineStage" in known
+
+
+def has_marks(model: Any) -> bool:
+    """Whether a layer of the model was made, or a call of its graph recorded, inside a `PipelineStage`."""
+    if not _marked:
+        return False
+    layers = model._flatten_layers(include_self=False)
+    graphs = [_functional(part) for part in (model, *layers) if isinstance(part, keras.Model)]
+    nodes = (node for graph in graphs if graph is not None for part in graph._nodes_by_depth.values() for node in part)
+    return any(stage_of_layer(layer) is not None for layer in layers) or any(_STAGE in vars(node) for node in nodes)
 
 
 def forget_losses(layers: Sequence[Any]) -> None:
