@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import openipu as ipu
 from openipu.estimator import (
@@ -89,7 +92,7 @@ def test_training_equals_fit(trained):
     np.testing.assert_allclose(logits, model.predict(X[:90], batch_size=16, verbose=0), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_replicas_equal_one(trained, tmp_path, replicas):
     several = estimator(tmp_path, replicas).train(looped(16 // replicas), steps=STEPS)
     assert_same_weights(several, trained)
@@ -118,6 +121,47 @@ def test_training_again_is_bit_identical(trained, tmp_path, replicas):
     if replicas > 1:
         whole = estimator(tmp_path / "whole", replicas).train(looped(16 // replicas), steps=STEPS)
     assert_same(again, whole)
+
+
+KILLED = """
+import sys, time
+sys.path.insert(0, sys.argv[2])
+from estimators import estimator, looped
+from openipu.estimator import SessionRunHook
+
+class Slowly(SessionRunHook):
+    def after_run(self, run_context, run_values):
+        time.sleep(0.02)
+        print(run_context.global_step, flush=True)
+
+estimator(sys.argv[1], save_checkpoints_steps=4).train(looped(), hooks=[Slowly()], max_steps=400)
+"""
+
+
+@pytest.mark.slow
+def test_killed_training_ends_with_the_same_bytes(tmp_path):
+    """Killed without warning, also while saving, a training goes on from a whole checkpoint to the same end."""
+    rng = random.Random(1)
+
+    def run(folder, seconds):
+        """Whether a training in `folder` ended before it was killed, so many seconds after its first execution."""
+        command = [sys.executable, "-c", KILLED, str(folder), str(Path(__file__).parent)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            try:
+                return process.wait(seconds) == 0
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return False
+
+    kills = 0
+    while not run(tmp_path / "killed", rng.uniform(0.1, 1.0)):
+        kills += 1
+        assert kills < 100, "it must get on between kills"
+    assert kills > 1
+    assert run(tmp_path / "whole", 300)
+    assert_same(estimator(tmp_path / "killed"), estimator(tmp_path / "whole"))
 
 
 def test_gradient_accumulation_and_sharded_state(tmp_path):

@@ -65,6 +65,7 @@ class Core:
     def program(self, mode: str, batch: Tree, where: Place, params: Logs) -> Program:
         """The program for batches like this one, made when it is first asked for."""
         key = (mode, where, _spec(batch))
+        self._programs = {k: program for k, program in self._programs.items() if k[1].generation == where.generation}
         if key not in self._programs:
             self._programs[key] = self._make_program(ModelFn(self._model_fn, mode, params, self.config), batch, where)
         return self._programs[key]
@@ -141,11 +142,13 @@ class Core:
 
     def saved(self, path: str | Path | None = None) -> Saved | None:
         """The newest checkpoint, or the one at `path`; None where there is none yet."""
-        folder, step = (self.model_dir / FOLDER, None) if path is None else saving.locate(path)
-        checkpoints = Checkpoints(folder)
-        if path is None and checkpoints.latest() is None:
-            return None
-        return saving.load(checkpoints, step)
+        if path is None:
+            return self._load(self.checkpoints())
+        folder, step = saving.locate(path)
+        return saving.load(Checkpoints(folder), step)
+
+    def _load(self, checkpoints: Checkpoints) -> Saved | None:
+        return None if checkpoints.latest() is None else saving.load(checkpoints)
 
     def _begin(self, program: Program, found: Saved | None) -> Saved:
         """What a run begins with: a checkpoint, or initial values, perhaps with weights from elsewhere."""
@@ -172,7 +175,8 @@ class Core:
         listeners: list[CheckpointSaverListener],
     ) -> None:
         """Train for `steps` more steps, or until there are `max_steps`."""
-        where, found = self.place(), self.saved()
+        where, checkpoints = self.place(), self.checkpoints()
+        found = self._load(checkpoints)
         begin = found.global_step if found else 0
         target = begin + steps if steps is not None else max_steps or 0
         if begin >= target:
@@ -187,7 +191,7 @@ class Core:
         )
         program = self.program("train", elements.first, where, params)
         start = self._begin(program, found)
-        _Training(self, program, start, hooks, elements, listeners, target).run()
+        _Training(self, program, start, hooks, elements, checkpoints, listeners, target).run()
 
     def evaluate(
         self,
@@ -295,6 +299,7 @@ class _Training(_Run):
         start: Saved,
         hooks: list[Any],
         elements: Elements,
+        checkpoints: Checkpoints,
         listeners: list[CheckpointSaverListener],
         target: int,
     ) -> None:
@@ -302,7 +307,7 @@ class _Training(_Run):
         self._listeners, self._target = listeners, target
         self._batches = start.batches
         self._saved_at: int | None = None
-        self._checkpoints = core.checkpoints()
+        self._checkpoints = checkpoints
 
     def run(self) -> None:
         """Train on all batches."""

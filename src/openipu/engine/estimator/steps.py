@@ -58,8 +58,7 @@ def make_program(plan: Plan, place: Place, options: Options, outbox: Outbox, nam
         step, metrics = Step(_predict_micro(plan), None, "all"), list
     step = keras_model.on_replicas(step, place)
     # The loop traces a step several times for one program; a function that is jitted is traced once per shape.
-    micro = jax.jit(step.micro, inline=True)
-    step = replace(step, micro=micro)
+    step = replace(step, micro=jax.jit(step.micro, inline=True))
     loop = Loop(f"{name}_{mode}", step, place, options.accumulation, spread)
     return Program(plan, loop, spread, place, options, outbox, metrics)
 
@@ -107,7 +106,7 @@ def _train_step(
         return {"loss": Mean.result(mean), "count": count, "tensors": tensors}
 
     update = keras_model.make_update(plan.optimizer, spread, twin, options.average_replicas)
-    return Step(micro, update, "none", finish, begin=begin), start
+    return Step(micro, update, "none", finish, begin), start
 
 
 # --- evaluation ------------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """model_fn -> `Plan`: which variables it makes, and model_fn as a pure function of their values.
 
 model_fn is called (traced) once to learn its variables and results, and once per shape of batch when a program is
-compiled; never per step. Each call makes its layers anew, and `Plan.run` gives their variables the values of the state
-by the order in which they are made, with their names checked.
+compiled (with several replicas, once more for batches that only some of them have); never per step. Each call makes its
+layers anew, and `Plan.run` gives their variables the values of the state by the order in which they are made, with
+their names checked.
 """
 
 from __future__ import annotations
