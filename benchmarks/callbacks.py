@@ -66,7 +66,7 @@ def measure(rounds: int) -> list[dict[str, Any]]:
     for name, verbose in CASES.items():
         models = {kind: make_model(kind) for kind in (False, True)}
         times: dict[bool, list[float]] = {False: [], True: []}
-        for kind, model in models.items():
+        for model in models.values():
             epoch_seconds(model, data, verbose)  # compiles
         calls = 0
         for _ in range(rounds):

@@ -12,7 +12,8 @@ import openipu  # noqa: F401 - chooses Keras' backend
 import keras
 import numpy as np
 from keras import layers, ops
-from tests.zoo import Scaled
+
+from zoo import Scaled
 
 BATCH = 4
 
@@ -37,24 +38,24 @@ def tokens(rng: np.random.Generator) -> np.ndarray:
 
 
 def stack() -> keras.Model:
-    return keras.Sequential([keras.Input((6,)), *(layers.Dense(7, "tanh") for _ in range(4)), layers.Dense(3)])
+    return keras.Sequential([keras.Input((6,)), *(layers.Dense(6, "tanh") for _ in range(4)), layers.Dense(6)])
 
 
 def unbuilt_stack() -> keras.Model:
-    model = keras.Sequential([layers.Dense(7, "tanh"), layers.BatchNormalization(), layers.Dense(3)])
+    model = keras.Sequential([layers.Dense(6, "tanh"), layers.BatchNormalization(), layers.Dense(6)])
     model.build((None, 6))
     return model
 
 
 def skips() -> keras.Model:
     x = inputs = keras.Input((6,))
-    first = x = layers.Dense(8, "tanh")(x)
-    x = layers.Dense(8, "tanh")(x)
+    first = x = layers.Dense(6, "tanh")(x)
+    x = layers.Dense(6, "tanh")(x)
     x = layers.BatchNormalization()(x)
-    x = layers.Dense(8)(layers.Dropout(0.3)(x))
+    x = layers.Dense(6)(layers.Dropout(0.3)(x))
     x = layers.Add()([x, first])
     x = layers.Concatenate()([layers.Dense(4)(x), inputs])
-    return keras.Model(inputs, layers.Dense(2)(x))
+    return keras.Model(inputs, layers.Dense(6)(x))
 
 
 def residual_images() -> keras.Model:
@@ -63,7 +64,7 @@ def residual_images() -> keras.Model:
     for _ in range(2):
         y = layers.BatchNormalization()(layers.Conv2D(4, 3, padding="same")(x))
         x = ops.relu(x + y)
-    return keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
+    return keras.Model(inputs, layers.Dense(6)(layers.GlobalAveragePooling2D()(x)))
 
 
 def several() -> keras.Model:
@@ -71,13 +72,13 @@ def several() -> keras.Model:
     left, right = keras.Input((4,), name="left"), keras.Input((2,), name="right")
     early = layers.Dense(3, name="early")(left)
     x = layers.Dense(5, "tanh")(layers.Concatenate()([early, right]))
-    return keras.Model({"left": left, "right": right}, {"late": layers.Dense(2)(x), "early": early, "same": right})
+    return keras.Model({"left": left, "right": right}, {"late": layers.Dense(6)(x), "early": early, "same": right})
 
 
 def listed() -> keras.Model:
     a, b = keras.Input((4,)), keras.Input((1,))
-    x = layers.Dense(3)(a) * b
-    return keras.Model([a, b], [layers.Dense(1)(x), (layers.Dense(2)(x), x)])
+    x = layers.Dense(6)(a) * b
+    return keras.Model([a, b], [layers.Dense(1)(x), (layers.Dense(6)(x), x)])
 
 
 def shared() -> keras.Model:
@@ -101,7 +102,7 @@ def nested() -> keras.Model:
     x = middle(inputs)
     x = layers.Dense(6)(x)
     x = middle(x) + inner(x)
-    return keras.Model(inputs, layers.Dense(2)(x))
+    return keras.Model(inputs, layers.Dense(6)(x))
 
 
 def nested_many() -> keras.Model:
@@ -116,25 +117,24 @@ def nested_many() -> keras.Model:
 def masked() -> keras.Model:
     """A mask goes over stage boundaries, also into the loss."""
     inputs = keras.Input((6,), dtype="int32")
-    x = layers.Embedding(12, 5, mask_zero=True)(inputs)
-    x = layers.LSTM(4, return_sequences=True)(layers.Dropout(0.2)(x))
-    x = layers.Bidirectional(layers.GRU(3, return_sequences=True))(x)
-    return keras.Model(inputs, [layers.TimeDistributed(layers.Dense(2))(x), layers.LSTM(2)(x)])
+    x = layers.Embedding(12, 6, mask_zero=True)(inputs)
+    x = layers.LSTM(6, return_sequences=True)(layers.Dropout(0.2)(x))
+    return keras.Model(inputs, [layers.TimeDistributed(layers.Dense(6))(x), layers.GRU(6)(layers.Dense(4)(x))])
 
 
 def masked_nested() -> keras.Model:
     inner_in = keras.Input((6,), dtype="int32")
-    inner = keras.Model(inner_in, layers.Embedding(12, 5, mask_zero=True)(inner_in))
+    inner = keras.Model(inner_in, layers.Embedding(12, 6, mask_zero=True)(inner_in))
     inputs = keras.Input((6,), dtype="int32")
-    return keras.Model(inputs, layers.GRU(3)(layers.Dropout(0.1)(inner(inputs))))
+    return keras.Model(inputs, layers.GRU(6)(layers.Dropout(0.1)(inner(inputs))))
 
 
 def attention() -> keras.Model:
     inputs = keras.Input((6,), dtype="int32")
-    x = layers.Embedding(12, 8, mask_zero=True)(inputs)
-    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 4, dropout=0.1)(x, x, use_causal_mask=True))
-    x = x + layers.Dense(8)(ops.gelu(layers.Dense(16)(x)))
-    return keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
+    x = layers.Embedding(12, 6, mask_zero=True)(inputs)
+    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 3, dropout=0.1)(x, x, use_causal_mask=True))
+    x = x + layers.Dense(6)(ops.gelu(layers.Dense(6)(x)))
+    return keras.Model(inputs, layers.Dense(6)(layers.GlobalAveragePooling1D()(x)))
 
 
 def noisy() -> keras.Model:
@@ -163,14 +163,67 @@ class Blocks(keras.Model):
         return {"y": self.head(x, training=training), "z": ops.sum(rest, axis=1) + inputs["b"]}
 
 
+class Block(keras.Model):
+    """A subclassed model for use in others: dropout that inherits the mode, one that insists on it, a weight."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.first, self.second = layers.Dense(6, "tanh"), layers.Dense(6)
+        self.drop, self.never, self.after = layers.Dropout(0.4), layers.Dropout(0.5), layers.Dropout(0.1)
+        self.scale = self.add_weight(shape=(6,), initializer="ones")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        # What a call says holds for the calls after it that say nothing.
+        x = self.after(self.never(self.drop(self.first(inputs)), training=False))
+        return inputs + self.second(x) * self.scale + (1.0 if training else 0.0)
+
+
+class Rows(keras.Model):
+    """Asks for the number of rows, so that it can only be looked into where that is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = layers.Dense(6)
+
+    def call(self, inputs: Any) -> Any:
+        return ops.reshape(self.inner(ops.reshape(inputs, (ops.shape(inputs)[0], 2, 3))), (-1, 6))
+
+
+def subclassed_inside() -> keras.Model:
+    block = Block()
+    x = layers.Dense(6)(inputs := keras.Input((6,)))
+    x = layers.BatchNormalization()(block(Rows()(block(x))))
+    return keras.Model(inputs, layers.Dense(6)(x))
+
+
+class Outer(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.told, self.untold, self.rows = Block(), Block(), Rows()
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return self.rows(self.untold(self.told(inputs, training=training)))
+
+
+class Masks(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.drop = layers.Embedding(12, 6, mask_zero=True), layers.Dropout(0.3)
+        self.attend, self.last = layers.MultiHeadAttention(2, 3), layers.GlobalAveragePooling1D()
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        x = self.drop(self.embed(inputs), training=training)
+        return self.last(x + self.attend(x, x, use_causal_mask=True), mask=ops.not_equal(inputs, 0))
+
+
 class Tied(keras.Model):
     """A decoder whose last product uses the embedding's weights, and positions that are a layer of constants."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.positions = layers.Embedding(12, 8), layers.Embedding(6, 8)
-        self.blocks = [layers.Dense(8, "gelu") for _ in range(2)]
-        self.scale = self.add_weight(shape=(8,), initializer="ones")
+        self.embed, self.positions = layers.Embedding(12, 6), layers.Embedding(6, 6)
+        self.blocks = [layers.Dense(6, "gelu") for _ in range(2)]
+        self.scale = self.add_weight(shape=(6,), initializer="ones")
 
     def call(self, inputs: Any) -> Any:
         x = self.embed(inputs) + self.positions(ops.arange(6))
@@ -191,15 +244,15 @@ class TiedHead(layers.Layer):
 
 
 def tied_layers() -> keras.Model:
-    embedding = layers.Embedding(12, 8)
+    embedding = layers.Embedding(12, 6)
     x = embedding(inputs := keras.Input((6,), dtype="int32"))
-    return keras.Model(inputs, TiedHead(embedding)(layers.Dense(8, "tanh")(x)))
+    return keras.Model(inputs, TiedHead(embedding)(layers.Dense(6, "tanh")(x)))
 
 
 def tied_operation() -> keras.Model:
-    embedding = layers.Embedding(12, 8)
-    x = layers.Dense(8, "tanh")(embedding(inputs := keras.Input((6,), dtype="int32")))
-    return keras.Model(inputs, ops.einsum("bsd,vd->bsv", layers.Dense(8)(x), embedding.embeddings))
+    embedding = layers.Embedding(12, 6)
+    x = layers.Dense(6, "tanh")(embedding(inputs := keras.Input((6,), dtype="int32")))
+    return keras.Model(inputs, ops.einsum("bsd,vd->bsv", layers.Dense(6)(x), embedding.embeddings))
 
 
 def built(make: Callable[[], keras.Model], inputs: Callable[[], Any]) -> Callable[[], keras.Model]:
@@ -231,6 +284,10 @@ MODELS = {
     "attention": Model(attention, tokens),
     "noisy": Model(noisy, rows(6)),
     "subclassed": Model(built(Blocks, lambda: block_inputs(np.random.default_rng(0))), block_inputs),
+    "subclassed_inside": Model(subclassed_inside, rows(6)),
+    "subclassed_outside": Model(built(Outer, lambda: rows(6)(np.random.default_rng(0))), rows(6)),
+    "mixed_inside": Model(subclassed_inside, rows(6), "mixed_bfloat16"),
+    "masked_subclassed": Model(built(Masks, lambda: tokens(np.random.default_rng(0))), tokens),
     "tied": Model(built(Tied, lambda: tokens(np.random.default_rng(0))), tokens),
     "tied_layers": Model(tied_layers, tokens),
     "tied_operation": Model(tied_operation, tokens),

@@ -320,7 +320,7 @@ def test_a_loop_of_computed_length(one):
 
 def test_while_loops(one):
     def program(limit):
-        return ipu.loops.while_loop(lambda x, n: x < limit, lambda x, n: (2 * x, n + 1), [1.0, np.int32(0)])
+        return ipu.loops.while_loop(lambda x, _: x < limit, lambda x, n: (2 * x, n + 1), [1.0, np.int32(0)])
 
     assert list(map(float, one.run(program, (100.0,)))) == [128, 7]
     assert list(map(float, one.run(program, (0.0,)))) == [1, 0]
@@ -427,7 +427,7 @@ def test_errors_of_loops(one):
     with one.scope():
         infeed = ipu.ipu_infeed_queue.IPUInfeedQueue([(np.ones(2), np.ones(2))] * 2)
     with pytest.raises(TypeError, match=r"1 input\(s\) and 2 from the infeed queue"):
-        run(2, lambda x, y: x, [1.0], infeed)
+        run(2, lambda x, _: x, [1.0], infeed)
     with pytest.raises(ValueError, match="operation before a value"):
         run(2, lambda x: (None, x), [1.0])
     with pytest.raises(TypeError, match=r"returned int32\[\] for a value that went in as float32\[\]"):
@@ -438,10 +438,10 @@ def test_errors_of_loops(one):
         run(2, lambda x: (x, x), [1.0])
     with pytest.raises(ValueError, match="-1 times"):
         run(-1, lambda: None)
-    with pytest.raises(TypeError, match="number of turns is 1.5"):
+    with pytest.raises(TypeError, match=r"number of turns is 1\.5"):
         run(1.5, lambda: None)
     with pytest.raises(TypeError, match="Give an `IPUInfeedQueue`"):
-        run(1, lambda x: None, [], [1])
+        run(1, lambda: None, [], [1])
     with pytest.raises(TypeError, match="Give one boolean"):
         one.run(lambda: ipu.loops.while_loop(lambda x: x, lambda x: x, [1.0]))
     counter = keras.Variable(0.0)
@@ -510,7 +510,7 @@ def test_utils():
     first = keras.layers.Dense(2)(np.ones((1, 2), "float32"))
     utils.reset_ipu_seed(5)
     np.testing.assert_array_equal(first, keras.layers.Dense(2)(np.ones((1, 2), "float32")))
-    with pytest.raises(ValueError, match="`seed` is 1.5"):
+    with pytest.raises(ValueError, match=r"`seed` is 1\.5"):
         utils.reset_ipu_seed(1.5)
     utils.move_variable_initialization_to_cpu()
     with pytest.raises(ValueError, match="no graphs"):

@@ -236,6 +236,33 @@ def test_too_many_virtual_devices() -> None:
     assert devices.current_system() is before
 
 
+def test_a_program_that_calls_python_gets_a_spare_thread_or_an_error(tmp_path: Path) -> None:
+    """Without one it would hang."""
+    script = """
+        import os, sys
+        count = max(2, len(os.sched_getaffinity(0)))
+        configure(auto_select_ipus=count)
+        import jax, keras, numpy as np
+
+        class Host(keras.layers.Layer):
+            def call(self, x):
+                jax.debug.callback(lambda v: None, x)
+                return x
+
+        with ipu.ipu_strategy.IPUStrategy().scope():
+            model = keras.Sequential([keras.Input((2,)), Host(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        try:
+            model.fit(np.ones((8 * count, 2)), np.ones((8 * count, 1)), batch_size=2, verbose=0)
+            print("trained")
+        except ValueError as error:
+            print(str(error).replace(str(count + 1), "more"))
+    """
+    assert "JAX_NUM_CPU_DEVICES=more before Python starts" in in_a_new_process(script, tmp_path)
+    more = str(max(2, len(os.sched_getaffinity(0))) + 1)
+    assert in_a_new_process(script, tmp_path, JAX_NUM_CPU_DEVICES=more) == "trained\n"
+
+
 # Reconfiguration
 
 

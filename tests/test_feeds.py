@@ -41,22 +41,22 @@ def feeds(dataset: Any, replicas: int = 1, **settings: Any) -> tuple[IPUInfeedQu
         return IPUInfeedQueue(dataset, **settings), IPUOutfeedQueue()
 
 
+def through(infeed: Any, outfeed: Any, count: int) -> None:
+    ipu.loops.repeat(count, outfeed.enqueue, [], infeed)
+
+
+def while_more(infeed: Any, outfeed: Any, count: Any) -> None:
+    ipu.loops.while_loop(lambda i: i < count, lambda i, x: (i + 1, outfeed.enqueue(x)), [0], infeed)
+
+
 def copy_through(infeed: Any, outfeed: Any, count: int, replicas: int = 1) -> np.ndarray:
     """What comes out of a program that enqueues what it dequeues."""
-
-    def body(x):
-        outfeed.enqueue(x)
-
-    strategy(replicas).run(lambda: ipu.loops.repeat(count, body, [], infeed))
+    strategy(replicas).run(through, (infeed, outfeed, count))
     return outfeed.dequeue()
 
 
 def copy_while(infeed: Any, outfeed: Any, count: int, replicas: int = 1) -> np.ndarray:
-    def body(i, x):
-        outfeed.enqueue(x)
-        return i + 1
-
-    strategy(replicas).run(lambda: ipu.loops.while_loop(lambda i: i < count, body, [0], infeed))
+    strategy(replicas).run(while_more, (infeed, outfeed, np.int32(count)))
     return outfeed.dequeue()
 
 
@@ -67,11 +67,11 @@ COPIES = pytest.mark.parametrize("copy", [copy_through, copy_while], ids=["sent"
 
 
 @COPIES
-@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("replicas", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_elements_come_in_order_and_programs_go_on_where_the_last_one_stopped(copy, replicas):
     infeed, outfeed = feeds(lambda: numbers(40), replicas)
     shape = (-1,) if replicas == 1 else (-1, replicas)
-    for begin, count in ((0, 5), (5, 2), (7, 3)):
+    for begin, count in ((0, 4), (4, 1), (5, 4)):
         got = copy(infeed, outfeed, count, replicas)
         assert got.shape == (count, *shape[1:], 1)
         expected = np.arange(begin * replicas, (begin + count) * replicas)
@@ -81,12 +81,12 @@ def test_elements_come_in_order_and_programs_go_on_where_the_last_one_stopped(co
 @COPIES
 def test_the_end_of_the_data_is_an_error_that_loses_nothing(copy):
     infeed, outfeed = feeds(lambda: numbers(5))
-    assert copy(infeed, outfeed, 2).ravel().tolist() == [0, 1]
-    with pytest.raises(OutOfRangeError, match="3 are left|has taken 3 elements"):
-        copy(infeed, outfeed, 4)
+    assert copy(infeed, outfeed, 3).ravel().tolist() == [0, 1, 2]
+    with pytest.raises(OutOfRangeError, match=r"2 are left|has taken 2 elements"):
+        copy(infeed, outfeed, 3)
     assert isinstance(infeed.initializer, program.Operation)
     outfeed.dequeue()
-    assert copy(infeed, outfeed, 5).ravel().tolist() == [0, 1, 2, 3, 4]
+    assert copy(infeed, outfeed, 3).ravel().tolist() == [0, 1, 2]
 
 
 def test_elements_left_at_the_end_can_still_be_taken():
@@ -153,16 +153,16 @@ def test_kinds_of_datasets():
     }
     for name, dataset in datasets.items():
         infeed, outfeed = feeds(dataset)
-        strategy(1).run(
-            lambda infeed=infeed, outfeed=outfeed: ipu.loops.repeat(
-                4, lambda x, y: outfeed.enqueue({"x": x, "y": y}), [], infeed
-            )
-        )
+        strategy(1).run(pairs_through, (infeed, outfeed))
         got = outfeed.dequeue()
         assert got["y"][:, 0].tolist() == [0, 1, 2, 3], name
         np.testing.assert_array_equal(got["x"], [x for x, _ in pairs])
         assert infeed.number_of_tuple_elements == 2
         assert infeed.dequeued
+
+
+def pairs_through(infeed: Any, outfeed: Any) -> None:
+    ipu.loops.repeat(4, lambda x, y: outfeed.enqueue({"x": x, "y": y}), [], infeed)
 
 
 def test_dicts_become_keyword_arguments_and_dtypes_those_of_devices():
@@ -317,7 +317,7 @@ def read_while_running(outfeed: Any, run: Any, pause: float = 0.0, since: int = 
     return seen, early, most
 
 
-@pytest.mark.parametrize(("replicas", "depth", "size"), [(1, 3, 1), (1, 2, 300_000), (2, 3, 1)])
+@pytest.mark.parametrize(("replicas", "depth", "size"), [(1, 2, 300_000), (2, 3, 1)])
 def test_a_slow_reader_gets_everything_in_order_and_holds_the_program_up(replicas, depth, size):
     with strategy(replicas).scope():
         outfeed = IPUOutfeedQueue(buffer_depth=depth)
@@ -447,16 +447,16 @@ def test_errors_of_infeed_queues():
     with pytest.raises(RuntimeError, match="outside of a device program"):
         queue._dequeue()
     with pytest.raises(ValueError, match="belongs to system 0, but the program runs on system 1"):
-        strategy(SYSTEMS[1]).run(lambda: ipu.loops.repeat(1, lambda x: None, [], queue))
-    strategy(1).run(lambda: ipu.loops.repeat(1, lambda x: None, [], queue))
+        strategy(SYSTEMS[1]).run(lambda: ipu.loops.repeat(1, lambda _: None, [], queue))
+    strategy(1).run(lambda: ipu.loops.repeat(1, lambda _: None, [], queue))
     _ = queue.deleter
     with pytest.raises(NotFoundError, match="was deleted"):
-        strategy(1).run(lambda: ipu.loops.repeat(1, lambda x: None, [], queue))
+        strategy(1).run(lambda: ipu.loops.repeat(1, lambda _: None, [], queue))
 
 
 def test_a_dataset_without_shapes_is_refused():
     tf = pytest.importorskip("tensorflow")
-    with pytest.raises(ValueError, match="not fully defined.*drop_remainder=True"):
+    with pytest.raises(ValueError, match=r"not fully defined.*drop_remainder=True"):
         IPUInfeedQueue(tf.data.Dataset.range(10).batch(3))
 
 
@@ -477,7 +477,7 @@ def test_errors_of_iterators():
 def test_errors_of_outfeed_queues():
     with pytest.raises(ValueError, match="`outfeed_mode` is 'all'"):
         IPUOutfeedQueue("all")
-    with pytest.raises(ValueError, match="`device_ordinal` is 1.0"):
+    with pytest.raises(ValueError, match=r"`device_ordinal` is 1\.0"):
         IPUOutfeedQueue(device_ordinal=1.0)
     for depth in (0, -1, 2.5):
         with pytest.raises(ValueError, match="`buffer_depth` is"):

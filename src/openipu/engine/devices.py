@@ -13,7 +13,8 @@ Not responsible for: what options mean (`openipu.config`), meshes and replicas (
 XLA:CPU runs all its devices on one pool of max(cores, devices) threads, and a device that waits in a collective blocks
 one of them. So just as many devices are made as are used. Spare ones look useful, because their threads could keep the
 cores busy while devices wait, but each parallel operation wakes them for nothing: on 2 cores, an update of an MLP on 2
-replicas takes 463 us of processor time in a pool of 2 threads, 580 in one of 3 and 650 in one of 4.
+replicas takes 495 us of processor time in a pool of 2 threads, 620 in one of 3 and 680 in one of 4. Only a program that
+calls Python needs a spare thread: without one, all threads wait in such calls for a thread that fetches the arguments.
 
 The number of devices is fixed when JAX starts. When more are needed later, the CPU client is thrown away and made again
 (`jax.extend.backend.clear_backends`, public). What was made before goes on working on the old client, which lives as
@@ -210,6 +211,12 @@ def _start_again(count: int) -> Sequence[jax.Device]:
     if isinstance(default, jax.Device):  # it would keep new arrays on the old client
         _jax.config.update("jax_default_device", devices[default.id])
     return devices
+
+
+def spare_threads(used: int) -> int:
+    """Give the number of threads that are left in the pool while so many CPU devices run or wait."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(cores, len(_jax.local_devices(backend="cpu"))) - used
 
 
 def _cpu_devices_asked_for() -> int:

@@ -122,9 +122,9 @@ def run_execution(
         results, told = carry.kept
         if layout.live is not None and not (index is None and step.collect == "all"):
             done = batches + 1 if index is None else jnp.minimum((index + 1) * replicas.count, batches)
-            logs = _logs(step, replicas, new, result, active if some else True)
-            told = layout.live.outlet.put(told, (done, logs), me, True if replicas.count == 1 else me == 0)
-        return _Carry(new, total, Kept(_keep(step, results, index, result, active if some else True), told))
+            logs = logs_of(step, replicas, new.metrics, result, active if some else True)
+            told = layout.live.outlet.put(told, (done, logs), me, replicas.is_first())
+        return _Carry(new, total, Kept(keep(step, results, index, result, active if some else True), told))
 
     def full(position: Any) -> Add:
         return lambda total, gradients: accumulation.add(total, gradients, position)
@@ -148,8 +148,14 @@ def run_execution(
         return carry.state, carry.kept
 
     width = jax.tree.leaves(body)[0].shape[0]
-    room = _room(step, state, resident, row(body, 0), tail, width)
-    kept = Kept(room, _nothing_told(step, layout, state, resident, body))
+
+    def result(batch: Tree) -> Tree:
+        return jax.eval_shape(lambda s, r, b: step.micro(s, fetch(r, b))[2], state, resident, batch)
+
+    shapes = (None, None) if step.collect == "none" else (result(row(body, 0)), None if tail is None else result(tail))
+    kept = Kept(
+        room(step, shapes[0], shapes[1], width), nothing_told(layout.live, step, replicas, state.metrics, shapes[0])
+    )
     updates = counts.steps // size if size > 1 else counts.steps
     state, kept = _repeat(one_update, (state, kept), updates, width // size, layout.pace)
 
@@ -190,9 +196,9 @@ def run_execution(
     if size > 1 or replicas.count > 1 or tail is not None:
         state, kept = _if(samples > 0, rest, (state, kept))
     if layout.live is not None:
-        layout.live.outlet.flush(kept.told, me, True if replicas.count == 1 else me == 0)
+        layout.live.outlet.flush(kept.told, me, replicas.is_first())
     if step.collect != "all":
-        return _results(step, replicas, state, kept.results), agree(replicas, state, begin)
+        return results_of(step, replicas, state, kept.results), agree(replicas, state, begin)
     outputs, of_tail = kept.results
     return (jax.tree.map(lambda a: a[:, None], outputs), of_tail), agree(replicas, state, begin)
 
@@ -239,20 +245,16 @@ def _if(condition: Any, run: Callable[[Tree], Tree], carry: Tree) -> Tree:
     return lax.cond(condition, run, lambda c: c, carry)
 
 
-def _room(step: Step, state: State, resident: Tree, batch: Tree, tail: Tree, rows: int) -> Tree:
+def room(step: Step, result: Tree, of_tail: Tree, rows: int) -> Tree:
     """Where results are kept: nothing, those of one step, or those of `rows` steps and of the tail."""
     if step.collect == "none":
         return ()
-
-    def result(batch: Tree) -> Tree:
-        return jax.eval_shape(lambda s, r, b: step.micro(s, fetch(r, b))[2], state, resident, batch)
-
     if step.collect == "last":
-        return zeros(result(batch)), jnp.zeros((), bool)
-    return zeros(result(batch), rows), None if tail is None else zeros(result(tail))
+        return zeros(result), jnp.zeros((), bool)
+    return zeros(result, rows), None if of_tail is None else zeros(of_tail)
 
 
-def _keep(step: Step, kept: Tree, index: Any, result: Tree, active: Any) -> Tree:
+def keep(step: Step, kept: Tree, index: Any, result: Tree, active: Any) -> Tree:
     """Results so far, those of the tail without an index.
 
     The last ones go with a word on whether this replica was active, so that they mean something.
@@ -269,7 +271,7 @@ def _keep(step: Step, kept: Tree, index: Any, result: Tree, active: Any) -> Tree
     ), of_tail
 
 
-def _results(step: Step, replicas: Replicas, state: State, kept: Tree) -> Tree:
+def results_of(step: Step, replicas: Replicas, state: State, kept: Tree) -> Tree:
     """The logs over all replicas: true values of what metrics count, means over the last step of everything else."""
     known = step.finish(state) if step.finish is not None else {}
     if step.collect == "none":
@@ -278,24 +280,20 @@ def _results(step: Step, replicas: Replicas, state: State, kept: Tree) -> Tree:
     return {name: known.get(name, value) for name, value in logs.items()}
 
 
-def _logs(step: Step, replicas: Replicas, state: State, result: Tree, active: Any) -> Tree:
+def logs_of(step: Step, replicas: Replicas, metrics: list[Any], result: Tree, active: Any) -> Tree:
     """What there is to tell after one step: the logs so far, or for predict the outputs of all replicas."""
     if step.collect == "all":
         return replicas.gather(result)
-    return _results(step, replicas, state, (result, active))
+    return results_of(step, replicas, State([], [], [], metrics), (result, active))
 
 
-def _nothing_told(step: Step, layout: Layout, state: State, resident: Tree, body: Tree) -> Tree:
-    if layout.live is None:
+def nothing_told(live: Live | None, step: Step, replicas: Replicas, metrics: list[Any], result: Tree) -> Tree:
+    """What `live` has been told before the first step."""
+    if live is None:
         return ()
-
-    def first(state: State, resident: Tree, body: Tree) -> Tree:
-        new, _, result = step.micro(state, fetch(resident, row(body, 0)))
-        return _logs(step, layout.replicas, as_before(new, state), result, True)
-
-    logs = jax.eval_shape(first, state, resident, body)
-    layout.live.describe(logs)
-    return layout.live.outlet.start((jax.ShapeDtypeStruct((), jnp.int32), logs))
+    logs = jax.eval_shape(lambda m, r: logs_of(step, replicas, m, r, True), metrics, result)
+    live.describe(logs)
+    return live.outlet.start((jax.ShapeDtypeStruct((), jnp.int32), logs))
 
 
 def as_before(new: Tree, old: Tree) -> Tree:

@@ -15,6 +15,7 @@ import numpy as np
 from . import cache
 from .accumulate import Accumulation
 from .convolution import rewrite
+from .devices import spare_threads
 from .execution import Counts, Layout, fetch, pace, row, run_execution, zeros
 from .feed import Slab
 from .live import Live
@@ -127,12 +128,26 @@ class Loop:
         lowered = jax.jit(self._execution(state, resident, slab), donate_argnums=0).lower(
             state, resident, slab.body, self._counts(slab), slab.tail
         )
+        self._check_callbacks(lowered)
         compiled = lowered.compile(dict(self._place.compiler_options))
         call = _never_run(lowered) if self._place.compile_only else compiled
         program = Program(call, compiled, time.perf_counter() - start, cache.hits() > hits)
         self._dump(compiled)
         log.debug("%s: compiled for slabs of %s in %.2f s", self._name, _shapes(slab.body), program.compile_seconds)
         return program
+
+    def _check_callbacks(self, lowered: Any) -> None:
+        """Refuse a program that would hang. See [Note: virtual CPU devices]."""
+        replicas = self._place.replicas
+        used = len(replicas.devices)
+        if replicas.platform != "cpu" or used == 1 or spare_threads(used) > 0:
+            return
+        if "python_cpu_callback" in lowered.as_text():
+            raise ValueError(
+                f"The program of {self._name!r} calls Python (`pure_callback`, `jax.debug.print`, ...) on {used} "
+                f"virtual CPU devices, which have {used} threads and need one more for that. Set the environment "
+                f"variable JAX_NUM_CPU_DEVICES={used + 1} before Python starts, or take the calls out."
+            )
 
     def _execution(self, state: State, resident: Tree, slab: Slab) -> Callable[..., tuple[Any, State]]:
         """The function to compile, on all replicas."""

@@ -754,6 +754,41 @@ def can_be_inlined(operation: Any) -> bool:
     return isinstance(operation, keras.Model) and has_graph(operation) and not operation.supports_masking
 
 
+def can_be_traced(operation: Any) -> bool:
+    """Whether calling the operation is nothing but running its `call`, written by a user, on converted inputs."""
+    return (
+        isinstance(operation, keras.Model)
+        and not has_graph(operation)
+        and not replaces_call(operation)
+        and not operation.supports_masking
+        and operation.activity_regularizer is None
+        and not any("mask" in name for name in inspect.signature(operation.call).parameters)
+    )
+
+
+def converted(layer: Any, values: Sequence[Any]) -> list[Any]:
+    """Tensors as a layer that is called with them sees them: floats in its dtype."""
+    found = [layer.dtype_policy.convert_input(value, layer.autocast, layer.input_dtype) for value in values]
+    for value, new in zip(values, found, strict=True):
+        mask = get_keras_mask(value)
+        if mask is not None:
+            set_keras_mask(new, mask)
+    return found
+
+
+def takes_training(layer: Any) -> bool:
+    """Whether `call` has an argument `training`."""
+    return bool(layer._call_has_training_arg)
+
+
+def default_training(layer: Any) -> bool | None:
+    """What `call` takes `training` to be when nobody says."""
+    if not isinstance(layer, keras.Layer):
+        return None
+    parameter = inspect.signature(layer.call).parameters.get("training")
+    return None if parameter is None or parameter.default is parameter.empty else parameter.default
+
+
 def _functional(model: Any) -> Any:
     if replaces_call(model):
         return None
@@ -801,17 +836,35 @@ def _autocast(layers: Sequence[Any]) -> Iterator[None]:
         yield
 
 
-def build_shapes(model: Any) -> Any:
-    """The shapes of the inputs with which a subclassed model was built, or None."""
-    shapes = model._build_shapes_dict or {}
-    return next(iter(shapes.values()), None)
+def note_inputs(model: Any, inputs: Any) -> None:
+    """Keep shapes and dtypes of the inputs that a model is first called with, for `noted_inputs`."""
+    if _INPUTS not in vars(model) and not has_graph(model):
+        leaves = keras.tree.flatten(inputs)
+        if leaves and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves):
+            vars(model)[_INPUTS] = keras.tree.map_structure(_symbol_like, inputs)
+
+
+def noted_inputs(model: Any) -> Any:
+    """Symbols for the inputs with which a subclassed model was first called or built, or None."""
+    if _INPUTS in vars(model):
+        return vars(model)[_INPUTS]
+    shapes = next(iter((model._build_shapes_dict or {}).values()), None)
+    if shapes is None:
+        return None
+    # Code that asks for the number of rows wants a number.
+    return keras.tree.map_shape_structure(lambda shape: keras.KerasTensor((shape[0] or 1, *shape[1:])), shapes)
+
+
+def _symbol_like(value: Any) -> Any:
+    shape = tuple(value.shape)
+    return keras.KerasTensor((shape[0] or 1, *shape[1:]), keras.backend.standardize_dtype(value.dtype))
 
 
 # --- graph of a model's own `call` -----------------------------------------------------------------------------------
 
 
-def traced(model: Any, inputs: Any, training: bool) -> Recording:
-    """What `call` of a subclassed model does, traced with symbolic `inputs` (a structure of KerasTensors).
+def traced(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
+    """What `call` of a subclassed model does, traced with KerasTensors in the arguments.
 
     Calls of layers become calls of the graph, also those on constants (position embeddings), and so do operations on
     variables (tied weights), which Keras would compute once and for all.
@@ -824,10 +877,9 @@ def traced(model: Any, inputs: Any, training: bool) -> Recording:
             "the model on a batch, or remove the layer if `call` does not use it."
         )
     known = [(layer, len(layer._inbound_nodes), len(layer._outbound_nodes)) for layer in layers]
-    kwargs = {"training": training} if model._call_has_training_arg else {}
     try:
         with _Trace() as trace:
-            outputs = model.call(inputs, **kwargs)
+            outputs = model.call(*args, **kwargs)
         wrong = [leaf for leaf in keras.tree.flatten(outputs) if not isinstance(leaf, keras.KerasTensor)]
         if wrong:
             raise TypeError(f"`call` returned {wrong[0]!r}, which does not depend on the inputs")
@@ -836,7 +888,8 @@ def traced(model: Any, inputs: Any, training: bool) -> Recording:
     finally:
         for layer, inbound, outbound in known:
             del layer._inbound_nodes[inbound:], layer._outbound_nodes[outbound:]
-    return Recording(list(keras.tree.flatten(inputs)), outputs, trace.calls())
+    inputs = [leaf for leaf in keras.tree.flatten((args, kwargs)) if is_symbolic(leaf)]
+    return Recording(inputs, outputs, trace.calls())
 
 
 def _untraceable(model: Any, error: Exception) -> str:
@@ -871,12 +924,19 @@ class _Trace:
 
     def __init__(self) -> None:
         self._nodes: list[Any] = []
+        self._given: dict[int, tuple[Any, Any]] = {}
         self._constants: dict[int, tuple[Any, Any]] = {}
         self._stack = contextlib.ExitStack()
 
     def calls(self) -> list[Call]:
         """The calls, with constants where they were given symbols."""
-        return [self._with_constants(_call(node)) for node in self._nodes]
+        found = []
+        for node in self._nodes:
+            call = _call(node)
+            # Keras adds the mode and masks to the arguments that it records, which are for it to find at each run.
+            args, kwargs = self._given.get(id(node), (call.args, call.kwargs))
+            found.append(self._with_constants(call._replace(args=args, kwargs=kwargs)))
+        return found
 
     def __enter__(self) -> _Trace:
         with contextlib.ExitStack() as stack:
@@ -920,10 +980,13 @@ class _Trace:
         original, thread = keras.Layer.__call__, threading.get_ident()
 
         def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            leaves = keras.tree.flatten((args, kwargs))
-            if threading.get_ident() == thread and _at_top() and not any(map(is_symbolic, leaves)):
+            if threading.get_ident() != thread or not _at_top():
+                return original(layer, *args, **kwargs)
+            if not any(map(is_symbolic, keras.tree.flatten((args, kwargs)))):
                 args, kwargs = keras.tree.map_structure(self._symbol, (args, kwargs))
-            return original(layer, *args, **kwargs)
+            outputs = original(layer, *args, **kwargs)
+            self._given[id(self._nodes[-1])] = args, kwargs
+            return outputs
 
         keras.Layer.__call__ = call
         try:
@@ -946,7 +1009,7 @@ def is_symbolic(value: Any) -> bool:
 
 # --- stages given by `PipelineStage` ---------------------------------------------------------------------------------
 
-_STAGE, _OPENS = "_openipu_stage", "_openipu_opens_stages"
+_STAGE, _OPENS, _INPUTS = "_openipu_stage", "_openipu_opens_stages", "_openipu_inputs"
 _marks = threading.local()
 _marking_lock = threading.Lock()
 _marking_users: list[object] = []

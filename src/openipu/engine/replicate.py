@@ -104,6 +104,10 @@ class Replicas:
         number = jnp.maximum(total(jnp.asarray(active, jnp.float32)), 1)
         return jax.tree.map(lambda a: total(jnp.where(active, a, jnp.zeros_like(a))) / number, tree)
 
+    def is_first(self) -> Any:
+        """Whether the replica that asks is the first one."""
+        return True if self.count == 1 else self.index() == 0
+
     def of_first(self, tree: Tree) -> Tree:
         """The values of the first replica."""
         return jax.tree.map(lambda a: self.sum(jnp.where(self.index() == 0, a, jnp.zeros_like(a))), tree)

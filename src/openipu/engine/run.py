@@ -50,11 +50,11 @@ class StepFunction:
 
     def __init__(self, model: Any, mode: Mode, place: Place, options: Options, plan: StagePlan | None = None) -> None:
         self.place, self.options, self._mode = place, options, mode
-        self.live = Live(options.buffer_depth) if options.live_callbacks and plan is None else None
+        self.live = Live(options.buffer_depth) if options.live_callbacks else None
         self.loop: Loop
         self.spread: AnySpread
         if plan is not None:
-            self.loop, self.spread = make_stage_loop(model, mode, place, options, plan)
+            self.loop, self.spread = make_stage_loop(model, mode, place, options, plan, self.live)
         else:
             self.loop, self.spread = _make_loop(model, mode, place, options, self.live)
 

@@ -239,7 +239,7 @@ def _collect_one(model: Any, wanted: Any, one: Any) -> Iterator[int]:
     if _identity(one) != _identity(wanted):
         raise ValueError(
             f"The order of the `pipeline_stage_assignment` of model {model.name!r} is not that in which its layers "
-            f"run: {_name(one)!r} is where {_name(wanted)!r} should be. Keep the order of `get_pipeline_stage_assignment`."
+            f"run: {_name(one)!r} is where {_name(wanted)!r} should be. Keep that of `get_pipeline_stage_assignment`."
         )
     if one.is_nested_model:
         yield from _collect(one.nested_model, wanted.pipeline_stage_assignments, one.pipeline_stage_assignments)

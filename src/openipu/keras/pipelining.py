@@ -9,7 +9,7 @@ from typing import Any
 from openipu.config.notices import name_once
 from openipu.engine import run
 from openipu.engine.accumulate import Accumulation, Reduction, dtype_option
-from openipu.engine.model import has_graph
+from openipu.engine.model import has_graph, note_inputs
 from openipu.engine.pipeline import assign, balance, split
 from openipu.engine.pipeline.graph import Graph, Node
 from openipu.engine.pipeline.options import PipelineSchedule, Pipelining, RecomputationMode, schedule_of
@@ -26,6 +26,11 @@ class PipeliningExtension:
     """Stages of a model: which layers are in which, and how they run."""
 
     _ipu_session: run.Session
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model, and remember what inputs look like: the `call` of a subclassed model is traced with them."""
+        note_inputs(self, args[0] if args else next(iter(kwargs.values()), None))
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def get_pipeline_stage_assignment(self) -> list[Any]:
         """The stage of each call of a layer, in the order in which they run, as objects that can be changed and set.

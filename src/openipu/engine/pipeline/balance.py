@@ -1,13 +1,15 @@
 """A model and a number of stages -> the cut whose slowest stage is fastest.
 
 What a layer costs is estimated from the operations XLA counts and the bytes it reads and writes; nothing is run. Layers
-stay in their order, and a stage is a run of them. What a stage sends and receives costs, too.
+stay in their order, and a stage is a run of them. All devices work through ticks together, so a tick takes as long as
+the slowest stage, and then as the largest boundary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, NamedTuple
 
 from openipu.engine import model as keras_model
@@ -18,7 +20,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from .graph import Graph, Node
-from .split import run_node
+from .split import complete, run_node
 
 BYTE = 20.0
 """Operations that take as long as reading or writing a byte of memory: some tens on CPUs, GPUs and TPUs alike."""
@@ -34,7 +36,7 @@ class Balance:
 
     stages: tuple[int, ...]
     costs: tuple[float, ...]
-    """Estimates in operations, boundaries included."""
+    """Estimates in operations."""
     boundaries: tuple[int, ...]
     """Bytes between each stage and the next, for one micro-batch."""
     names: tuple[str, ...]
@@ -85,13 +87,10 @@ def balanced(model: Any, graph: Graph | None, stages: int | None, inputs: Any = 
     for node, cost in zip(graph.nodes, _costs(graph, values), strict=True):
         costs[anchors[id(node)]] += cost
     traffic = _traffic(graph, values, anchors, len(layers))
-    cuts = _cuts(costs, traffic * BYTE * LINK, stages)
-    ends = [*cuts, len(layers)]
-    found = tuple(int(np.searchsorted(cuts, i, "right")) for i in range(len(layers)))
-    totals = tuple(
-        float(costs[a:b].sum() + (traffic[a] + traffic[b]) * BYTE * LINK) for a, b in zip([0, *cuts], ends, strict=True)
-    )
-    return Balance(found, totals, tuple(int(traffic[cut]) for cut in cuts), tuple(str(node) for node in layers))
+    begins = cuts(costs, traffic * BYTE * LINK, stages)
+    found = tuple(int(np.searchsorted(begins, i, "right")) for i in range(len(layers)))
+    shares = tuple(float(part.sum()) for part in np.split(costs, begins))
+    return Balance(found, shares, tuple(int(traffic[i]) for i in begins), tuple(str(node) for node in layers))
 
 
 # --- shapes ----------------------------------------------------------------------------------------------------------
@@ -217,16 +216,11 @@ def _loops(jaxpr: Jaxpr) -> Iterator[tuple[int, ClosedJaxpr]]:
 def _anchors(graph: Graph) -> dict[int, int]:
     """For each node, by identity, the number of the layer call that it stays with.
 
-    An operation goes where the latest of its inputs is: it costs there, wherever the cuts are.
+    An operation goes where what it uses is computed: it costs there, wherever the cuts are.
     """
-    made: dict[int, int] = {}
-    found: dict[int, int] = {}
-    layers = 0
-    for node in graph.nodes:
-        found[id(node)] = layers if node.is_layer else max((made.get(id(t), 0) for t in node.inputs), default=0)
-        layers += node.is_layer
-        made.update((id(tensor), found[id(node)]) for tensor in node.outputs)
-    return found
+    numbers = count()
+    anchors = complete(graph, [next(numbers) if node.is_layer else None for node in graph.nodes])
+    return {id(node): anchor for node, anchor in zip(graph.nodes, anchors, strict=True)}
 
 
 def _traffic(graph: Graph, values: dict[int, _Value], anchors: dict[int, int], layers: int) -> np.ndarray:
@@ -242,30 +236,51 @@ def _traffic(graph: Graph, values: dict[int, _Value], anchors: dict[int, int], l
     return traffic
 
 
-def _cuts(costs: np.ndarray, traffic: np.ndarray, stages: int) -> list[int]:
-    """Where stages 1, 2, ... begin: the largest cost of a stage is smallest, then all traffic together is."""
-    count = len(costs)
+def cuts(costs: np.ndarray, traffic: np.ndarray, stages: int) -> list[int]:
+    """Where stages 1, 2, ... begin, so that a tick is shortest: the largest cost of a stage plus the largest boundary.
+
+    `traffic[i]` is what a cut before layer call i costs. Among equal cuts, the one with the least traffic is taken.
+    """
+    found: tuple[tuple[float, float], list[int]] | None = None
+    for most in _thresholds(traffic[1:-1], stages - 1):
+        best, total, begins = _cuts_below(costs, traffic, stages, most)
+        if found is None or (best + most, total) < found[0]:
+            found = (best + most, total), begins
+    assert found is not None
+    return found[1]
+
+
+def _thresholds(traffic: np.ndarray, cuts: int, limit: int = 32) -> np.ndarray:
+    """Values that the largest boundary may have, so that there are enough smaller ones."""
+    values = np.unique(np.sort(traffic)[cuts - 1 :])
+    chosen: np.ndarray = values[np.unique(np.linspace(0, len(values) - 1, limit).round().astype(int))]
+    return chosen
+
+
+def _cuts_below(costs: np.ndarray, traffic: np.ndarray, stages: int, most: float) -> tuple[float, float, list[int]]:
+    """The best cuts with boundaries up to `most`: the largest cost of a stage, all traffic, and where stages begin."""
+    size = len(costs)
     sums = np.concatenate([[0.0], np.cumsum(costs)])
     # stage[a, b]: the cost of a stage of layer calls a to b - 1. It has at least one.
-    stage = sums[None, :] - sums[:, None] + traffic[:, None] + traffic[None, :]
-    stage[np.tril_indices(count + 1)] = np.inf
+    stage = sums[None, :] - sums[:, None]
+    stage[np.tril_indices(size + 1)] = np.inf
+    stage[1:][traffic[1:] > most] = np.inf
     best = stage[0]
     for _ in range(stages - 1):
         best = np.maximum(best[:, None], stage).min(0)
-    allowed = stage <= best[count] * (1 + 1e-9)
-    # Among cuts with that largest cost, the least traffic, found from the back to the front.
+    allowed = stage <= best[size] * (1 + 1e-9)
     least = np.where(allowed[0], 0.0, np.inf)
     choices = []
     for _ in range(stages - 1):
-        total = least[:, None] + traffic[:, None] + np.where(allowed, 0.0, np.inf)
+        total = least[:, None] + np.where(allowed, traffic[:, None], np.inf)
         choices.append(total.argmin(0))
         least = total.min(0)
-    return _walk_back(choices, count)
+    return float(best[size]), float(least[size]), _walk_back(choices, size)
 
 
 def _walk_back(choices: Sequence[np.ndarray], end: int) -> list[int]:
-    cuts: list[int] = []
+    begins: list[int] = []
     for choice in reversed(choices):
         end = int(choice[end])
-        cuts.append(end)
-    return cuts[::-1]
+        begins.append(end)
+    return begins[::-1]

@@ -39,7 +39,7 @@ class Carry(NamedTuple):
     state: Buffers
     metrics: list[Any]
     kept: Tree
-    """Results of the last stage, see `Keep`."""
+    """Results of the last stage."""
 
 
 class Flow(NamedTuple):
@@ -55,8 +55,8 @@ class Flow(NamedTuple):
     """How often each gradient counts."""
     whole: Any
     """Whether every replica has all of them."""
-    keep: Callable[[Tree, Any, Tree, Any], Tree]
-    """`keep(kept, m, result, active)`: the results with those of micro-batch m."""
+    keep: Callable[[Tree, Any, Tree, Any, list[Any]], Tree]
+    """`keep(kept, m, result, active, metrics)`: the results with those of micro-batch m."""
 
 
 class _Row(NamedTuple):
@@ -152,8 +152,8 @@ class Pipeline:
             new = self._if_active(active, after, around, flow.whole, changing)
             writes["state"] = self.state.packing.write(writes["state"], changing_slots, new.state)
             if stage == self.last:
-                results = flow.keep(writes["kept"], m, new.result, active)
-                return writes | {"metrics": _like(new.metrics, writes["metrics"]), "kept": results}
+                metrics = _like(new.metrics, writes["metrics"])
+                return writes | {"metrics": metrics, "kept": flow.keep(writes["kept"], m, new.result, active, metrics)}
             return writes | self._send(writes, work, stage, out)
 
         here = (me == device) & (m >= 0) & (m < flow.most)

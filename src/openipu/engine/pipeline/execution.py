@@ -6,13 +6,25 @@ in which those that are missing are skipped; a smaller last batch goes through a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from openipu.engine.accumulate import Accumulation
-from openipu.engine.execution import Counts, agree, as_before, fetch, row, rows_of, zeros
+from openipu.engine.execution import (
+    Counts,
+    Kept,
+    agree,
+    fetch,
+    keep,
+    logs_of,
+    nothing_told,
+    results_of,
+    room,
+    row,
+    rows_of,
+)  # fmt: skip
+from openipu.engine.live import Live
 from openipu.engine.replicate import STAGE_AXIS, Replicas
 from openipu.engine.state import State, Step
 
@@ -41,6 +53,8 @@ class StagedExecution:
     """Those of one update."""
     results: Tree
     """Shapes of the last stage's results, for a full micro-batch and for the tail."""
+    live: Live | None = None
+    """Who is told about each step while the execution runs."""
 
     @property
     def replicas(self) -> Replicas:
@@ -53,6 +67,7 @@ class StagedExecution:
         accumulation = self.full.accumulation
         training = self.spread.update is not None
         begin = state
+        batches = counts.steps * replicas.count + counts.extra
         updates = counts.steps // size
         left = counts.steps - updates * size
         mine_left = left + (replicas.index() < counts.extra)
@@ -73,34 +88,32 @@ class StagedExecution:
             if replicas.count > 1:
                 state = lax.cond(whole, lambda s: s, lambda s: agree(replicas, s, begin), state)
             total = self.full.weights.packing.zeros(dtype=accumulation.dtype) if training else {}
-            carry = Carry(total, numbered(state.non_trainable), state.metrics, kept[0])
+            carry = Carry(total, numbered(state.non_trainable), state.metrics, kept)
             flow = Flow(
                 lambda m: fetch(resident, row(body, number * size + m)),
                 jnp.where(whole, size, most_left),
                 jnp.where(whole, size, mine_left),
                 share(rows),
                 whole,
-                self._keeper(number * size),
+                partial(self._keep, batches, number * size),
             )
             carry = self.full.run(weights, optimizer, carry, flow)
-            kept = (carry.kept, kept[1])
             if self.tail is not None:
-                once = Flow(
-                    lambda _: fetch(resident, tail), 1, jnp.asarray(of_tail, jnp.int32), share(tail_rows),
-                    False, self._keeper(0),
-                )  # fmt: skip
-                separate = self.step.collect == "all"
-                carry = carry._replace(kept=kept[1]) if separate else carry
+                mine = jnp.asarray(of_tail, jnp.int32)
+                of_last = partial(self._keep, batches, None)
+                once = Flow(lambda _: fetch(resident, tail), 1, mine, share(tail_rows), False, of_last)
                 run = partial(self.tail.run, weights, optimizer, flow=once)
                 carry = lax.cond(counts.has_tail & ~whole, run, lambda c: c, carry)
-                kept = (kept[0], carry.kept) if separate else (carry.kept, kept[1])
             state = state._replace(non_trainable=listed(carry.state), metrics=carry.metrics)
-            return (self._updated(state, carry.total) if training else state), kept
+            return (self._updated(state, carry.total) if training else state), carry.kept
 
-        kept = (self._room(self.results[0], size_of(body)), self._room(self.results[1], 1))
+        told = nothing_told(self.live, self.step, replicas, state.metrics, self.results[0])
+        kept = Kept(room(self.step, self.results[0], self.results[1], size_of(body)), told)
         state, kept = lax.fori_loop(0, updates + (samples > 0), one_update, (state, kept))
+        if self.live is not None:
+            self.live.outlet.flush(kept.told, replicas.index(), replicas.is_first())
         state = self._settle(state, begin)
-        return self._results(state, kept), state
+        return self._results(state, kept.results), state
 
     def _updated(self, state: State, total: Any) -> State:
         assert self.spread.update is not None
@@ -110,24 +123,17 @@ class StagedExecution:
 
     # --- results
 
-    def _room(self, shapes: Tree, rows: int) -> Tree:
-        if self.step.collect == "none" or shapes is None:
-            return ()
-        if self.step.collect == "all":
-            return zeros(shapes, rows)
-        return zeros(shapes), jnp.zeros((), bool)
-
-    def _keeper(self, first: Any) -> Callable[[Tree, Any, Tree, Any], Tree]:
-        def keep(kept: Tree, m: Any, result: Tree, active: Any) -> Tree:
-            if self.step.collect == "none":
-                return ()
-            if self.step.collect == "last":
-                return as_before((result, active), kept)
-            return jax.tree.map(
-                lambda rows, new: lax.dynamic_update_index_in_dim(rows, new, first + m, 0), kept, result
-            )
-
-        return keep
+    def _keep(
+        self, batches: Any, first: Any, kept: Kept, m: Any, result: Tree, active: Any, metrics: list[Any]
+    ) -> Kept:
+        """The results with those of micro-batch m, on the device of the last stage. The tail has no `first`."""
+        step, replicas, told = self.step, self.replicas, kept.told
+        index = None if first is None else first + m
+        if self.live is not None and not (index is None and step.collect == "all"):
+            done = batches + 1 if index is None else jnp.minimum((index + 1) * replicas.count, batches)
+            logs = logs_of(step, replicas, metrics, result, active)
+            told = self.live.outlet.put(told, (done, logs), replicas.index(), replicas.is_first())
+        return Kept(keep(step, kept.results, index, result, active), told)
 
     def _settle(self, state: State, begin: State) -> State:
         """Metrics as the last stage counted them, on all devices; moving statistics averaged over replicas."""
@@ -139,17 +145,12 @@ class StagedExecution:
         return state._replace(non_trainable=seeds)
 
     def _results(self, state: State, kept: Tree) -> Tree:
-        step, replicas = self.step, self.replicas
-        if step.collect == "none":
-            return step.finish(state) if step.finish is not None else {}
         last = self.full.table.devices[self.full.last]
         kept = from_device(last, lax.axis_index(STAGE_AXIS), kept)
-        if step.collect == "last":
-            known = step.finish(state) if step.finish is not None else {}
-            logs = replicas.mean_of_active(*kept[0]) if replicas.count > 1 else kept[0][0]
-            return {name: known.get(name, value) for name, value in logs.items()}
+        if self.step.collect != "all":
+            return results_of(self.step, self.replicas, state, kept)
         body, tail = kept
-        return jax.tree.map(lambda a: a[:, None], body), (row(tail, 0) if self.tail is not None else None)
+        return jax.tree.map(lambda a: a[:, None], body), tail
 
 
 def _full_scale(accumulation: Accumulation) -> float:

@@ -19,6 +19,9 @@ Tensor = Any
 """A `keras.KerasTensor`: stands for a value while nothing is computed."""
 
 
+Training = bool | Literal["as run"] | None
+
+
 class Use(NamedTuple):
     """Call number `call` (from 0) of a nested model."""
 
@@ -40,7 +43,7 @@ class Node:
     """The nested models that it is part of, the outermost first."""
     stage: int | None
     """The stage that a `PipelineStage` gave it."""
-    training: bool | Literal["as run"] | None
+    training: Training
     """The `training` argument that it is told: that of the run, or one that the model's own `call` decided."""
 
     @property
@@ -97,7 +100,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a nested model takes its inputs in: they get the structure, dtype and rank that it declares."""
+    """Where a nested model takes its inputs in: they get the structure, dtype and rank that it wants."""
 
     model: Any
 
@@ -108,6 +111,8 @@ class Entry:
 
     def __call__(self, inputs: Any, mask: Any = None) -> list[Any]:
         """The flat inputs of the nested model's graph."""
+        if not keras_model.has_graph(self.model):
+            return keras_model.converted(self.model, inputs)
         values = keras_model.standardized(self.model, inputs)
         for value, given in zip(values, [] if mask is None else keras.tree.flatten(mask), strict=False):
             if given is not None:
@@ -121,7 +126,7 @@ def graph_of(model: Any, input_spec: Any = None, training: bool = False) -> Grap
     Args:
         model: A Functional, Sequential or subclassed Keras model.
         input_spec: Needed where the model's `call` has to be traced: the inputs, or anything in their structure with
-            `shape` and `dtype`. Such a graph holds for these shapes. By default those with which the model was built.
+            `shape` and `dtype`. Such a graph holds for these shapes. By default those of the model's first call.
         training: The mode in which `call` is traced.
     """
     if keras_model.replaces_call(model):
@@ -131,28 +136,28 @@ def graph_of(model: Any, input_spec: Any = None, training: bool = False) -> Grap
         )
     known = keras_model.has_graph(model)
     record = keras_model.recorded(model) if known else _trace(model, input_spec, training)
-    build = _Build()
+    build = _Build(training)
     inputs = tuple(_fresh(tensor) for tensor in record.inputs)
     tensors = {id(tensor): new for tensor, new in zip(record.inputs, inputs, strict=True)}
-    build.add(record, tensors, _Around(training="as run" if known else None))
-    return Graph(model, tuple(build.nodes), inputs, _replaced(record.outputs, tensors), not known, training)
+    build.add(record, tensors, _Around("as run" if known else None, known))
+    traced = not known or build.traced
+    return Graph(model, tuple(build.nodes), inputs, _replaced(record.outputs, tensors), traced, training)
 
 
 def _trace(model: Any, spec: Any, training: bool) -> keras_model.Recording:
-    spec = spec if spec is not None else _built_spec(model)
+    spec = spec if spec is not None else _noted(model)
     symbols = keras.tree.map_structure(lambda leaf: keras.KerasTensor(leaf.shape, _dtype(leaf)), spec)
-    return keras_model.traced(model, symbols, training)
+    return keras_model.traced(model, (symbols,), {"training": training} if keras_model.takes_training(model) else {})
 
 
-def _built_spec(model: Any) -> Any:
-    shapes = keras_model.build_shapes(model)
-    if shapes is None:
+def _noted(model: Any) -> Any:
+    inputs = keras_model.noted_inputs(model)
+    if inputs is None:
         raise RuntimeError(
-            f"The stages of model {model.name!r} are not known before it is built. Call `model.build(input_shape)`, or "
-            "call the model on a batch."
+            f"The stages of model {model.name!r} are not known before it is built. Call the model on a batch, or train "
+            "it without stages first."
         )
-    # Code that asks for the number of rows wants a number.
-    return keras.tree.map_shape_structure(lambda shape: keras.KerasTensor((shape[0] or 1, *shape[1:])), shapes)
+    return inputs
 
 
 def _dtype(leaf: Any) -> str:
@@ -160,24 +165,32 @@ def _dtype(leaf: Any) -> str:
 
 
 class _Around(NamedTuple):
-    """What the calls inside a nested model take over from the call of that model."""
+    """What the calls inside a model take over from the call of that model."""
 
-    training: bool | Literal["as run"] | None
+    training: Training
+    """What a Functional model tells all its calls, even if they say something else. None leaves it to them."""
+    recorded: bool
+    """Whether these are the calls of a Functional model, which is more than those that can be computed."""
     within: tuple[Use, ...] = ()
     called_in: int | None = None
     made_in: int | None = None
+    context: list[Training] | None = None
+    """What the call last made said about the mode: Keras hands it to the next one. None at the top, where each call
+    begins anew."""
 
 
 @dataclass(slots=True)
 class _Build:
+    training: bool
     nodes: list[Node] = field(default_factory=list)
     counts: Counter[int] = field(default_factory=Counter)
+    traced: bool = False
 
     def add(self, record: keras_model.Recording, tensors: dict[int, Tensor], around: _Around) -> None:
         """Append the calls of a recording. `tensors` maps what it calls its tensors to those of the graph."""
         for call in record.calls:
             # Keras leaves out what it cannot compute, too.
-            if any(id(tensor) not in tensors for tensor in _symbols((call.args, call.kwargs))):
+            if around.recorded and any(id(tensor) not in tensors for tensor in _symbols((call.args, call.kwargs))):
                 continue
             args, kwargs = _replaced((call.args, call.kwargs), tensors)
             call = call._replace(args=args, kwargs=kwargs)  # noqa: PLW2901
@@ -187,45 +200,90 @@ class _Build:
     def _outputs(self, call: keras_model.Call, around: _Around) -> list[Tensor]:
         index = self.counts[id(call.operation)]
         self.counts[id(call.operation)] += 1
-        plain = _plain(call) if keras_model.can_be_inlined(call.operation) else None
-        if plain is not None:
-            return self._inline(call, plain, index, around)
+        context: list[Training] = around.context if around.context is not None else [None]
+        told = context[0] = _told(call, around.training, context[0])
+        nested = self._nested(call, told, context)
+        if nested is not None:
+            return self._inline(call, nested, index, around)
         outputs = tuple(_fresh(tensor) for tensor in call.outputs)
         stage = _first(around.called_in, call.stage, _made_in(call.operation), around.made_in)
-        node = Node(call.operation, call.args, call.kwargs, outputs, index, around.within, stage, around.training)
-        self.nodes.append(node)
+        self.nodes.append(Node(call.operation, call.args, call.kwargs, outputs, index, around.within, stage, told))
         return list(outputs)
 
-    def _inline(self, call: keras_model.Call, plain: _Plain, index: int, around: _Around) -> list[Tensor]:
+    def _nested(self, call: keras_model.Call, told: Training, context: list[Training]) -> _Nested | None:
+        """What happens inside a call, if it is the call of a model that can be looked into."""
+        if keras_model.can_be_inlined(call.operation):
+            return _recorded(call, _Around(told, True, context=context))
+        if keras_model.can_be_traced(call.operation):
+            return self._traced(call, told, _Around(None, False, context=context))
+        return None
+
+    def _traced(self, call: keras_model.Call, told: Training, around: _Around) -> _Nested | None:
+        model, kwargs = call.operation, dict(call.kwargs)
+        if keras_model.takes_training(model) and told is not None:
+            kwargs["training"] = self.training if told == "as run" else told
+        try:
+            record = keras_model.traced(model, call.args, kwargs)
+        except (ValueError, RuntimeError):
+            # It can be run, but not looked into: it stays one layer.
+            return None
+        if any(_has_unknown_sizes(inside) for inside in record.calls):
+            return None
+        self.traced = True
+        return _Nested(record, (list(_symbols((call.args, kwargs))),), around)
+
+    def _inline(self, call: keras_model.Call, nested: _Nested, index: int, around: _Around) -> list[Tensor]:
         """The calls inside a nested model in place of its own; gives its outputs."""
-        inner = _Around(
-            plain.training if around.training is None else around.training,
-            (*around.within, Use(call.operation, index)),
-            _first(around.called_in, call.stage),
-            _first(_made_in(call.operation), around.made_in),
+        record = nested.record
+        inner = nested.around._replace(
+            within=(*around.within, Use(call.operation, index)),
+            called_in=_first(around.called_in, call.stage),
+            made_in=_first(_made_in(call.operation), around.made_in),
         )
-        record = keras_model.recorded(call.operation)
         inputs = tuple(_fresh(tensor) for tensor in record.inputs)
-        self.nodes.append(Node(Entry(call.operation), (plain.inputs, plain.mask), {}, inputs, index, inner.within,
-                               inner.called_in, None))  # fmt: skip
+        entry = Node(Entry(call.operation), nested.args, {}, inputs, index, inner.within, inner.called_in, None)
+        self.nodes.append(entry)
         tensors = {id(old): new for old, new in zip(record.inputs, inputs, strict=True)}
         self.add(record, tensors, inner)
         return [tensors[id(tensor)] for tensor in keras.tree.flatten(record.outputs)]
 
 
-class _Plain(NamedTuple):
-    """The arguments of a call of a nested model."""
+class _Nested(NamedTuple):
+    """The inside of a nested model's call."""
 
-    inputs: Any
-    training: bool | None = None
-    mask: Any = None
+    record: keras_model.Recording
+    args: tuple[Any, ...]
+    """What its `Entry` is called with."""
+    around: _Around
 
 
-def _plain(call: keras_model.Call) -> _Plain | None:
+def _recorded(call: keras_model.Call, around: _Around) -> _Nested | None:
+    def plain(inputs: Any, training: Any = None, mask: Any = None) -> _Nested:  # noqa: ARG001 - it is in `around`
+        return _Nested(keras_model.recorded(call.operation), (inputs, mask), around)
+
     try:
-        return _Plain(*call.args, **call.kwargs)
+        return plain(*call.args, **call.kwargs)
     except TypeError:
         return None
+
+
+def _told(call: keras_model.Call, by_model: Training, before: Training) -> Training:
+    """The mode of a call: what its model tells it, what it says itself, what the call before said, its default."""
+    if not isinstance(call.operation, keras.Layer):
+        return before
+    if by_model is not None:
+        return by_model
+    if "training" in call.kwargs:
+        said: Training = call.kwargs["training"]
+        return said
+    return keras_model.default_training(call.operation) if before is None else before
+
+
+def _has_unknown_sizes(call: keras_model.Call) -> bool:
+    """Whether an operation was told a shape of which it was not known how many rows there will be."""
+    if isinstance(call.operation, keras.Layer):
+        return False
+    return any(isinstance(value, tuple | list) and None in value for value in vars(call.operation).values())
 
 
 def _made_in(operation: Any) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 from openipu.engine.accumulate import Accumulation
 from openipu.engine.execution import Counts, fetch, row
 from openipu.engine.feed import Slab
+from openipu.engine.live import Live
 from openipu.engine.loop import Loop
 from openipu.engine.place import Place
 from openipu.engine.replicate import AXIS
@@ -67,8 +68,9 @@ class StageLoop(Loop):
         accumulation: Accumulation,
         spread: StageSpread,
         staging: Staging,
+        live: Live | None = None,
     ) -> None:
-        super().__init__(name, step, place, accumulation, Spread(place.replicas))
+        super().__init__(name, step, place, accumulation, Spread(place.replicas), live)
         self._staged_spread, self._staging = spread, staging
 
     def _execution(self, state: State, _resident: Tree, _slab: Slab) -> Callable[..., tuple[Any, State]]:
@@ -99,7 +101,7 @@ class StageLoop(Loop):
         if tail is not None:
             small, small_result = self._pipeline(staging.single(), state, jax.eval_shape(fetch, resident, tail))
         count = staging.micro_batches or int(table.forward.micro_batch.max()) + 1
-        return StagedExecution(self._step, self._staged_spread, full, small, count, (result, small_result))
+        return StagedExecution(self._step, self._staged_spread, full, small, count, (result, small_result), self._live)
 
     def _pipeline(self, table: Compiled, state: State, batch: Tree) -> tuple[Pipeline, Tree]:
         replicas, spread = self._place.replicas, self._staged_spread

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openipu.config.notices import name_once
 from openipu.config.settings import Settings
 from openipu.engine import model as keras_model
 from openipu.engine.accumulate import Accumulation
+from openipu.engine.live import Live
 from openipu.engine.options import Options
 from openipu.engine.place import Place
 from openipu.engine.state import Mode
@@ -80,7 +82,7 @@ def _changes(variable: Any, stage: Stage) -> bool:
 
 
 def make_stage_loop(
-    model: Any, mode: Mode, place: Place, options: Options, plan: StagePlan
+    model: Any, mode: Mode, place: Place, options: Options, plan: StagePlan, live: Live | None = None
 ) -> tuple[StageLoop, StageSpread]:
     """The loop of a pipelined model, and how its state lies on the devices."""
     owners = keras_model.variables(model, mode)
@@ -88,6 +90,10 @@ def make_stage_loop(
     state = _store(owners.non_trainable, plan)
     update = None
     accumulation = Accumulation()
+    if options.offload_optimizer:
+        name_once(
+            {"offload_weight_update_variables": "a pipeline's optimizer state stays on the devices of its stages"}
+        )
     if mode == "train":
         accumulation = one_dtype(options.accumulation.of_weights(owners.trainable))
         update = make_update(
@@ -101,7 +107,7 @@ def make_stage_loop(
     count = accumulation.steps if mode == "train" else None
     staging = Staging(functions, plan.schedule, plan.devices, count, plan.recompute)
     step = keras_model.make_staged_step(model, mode, place.replicas, options)
-    return StageLoop(f"{model.name}_{mode}", step, place, accumulation, spread, staging), spread
+    return StageLoop(f"{model.name}_{mode}", step, place, accumulation, spread, staging, live), spread
 
 
 def _store(variables: Sequence[Any], plan: StagePlan) -> Store:

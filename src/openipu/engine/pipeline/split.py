@@ -79,20 +79,26 @@ _variants: WeakKeyDictionary[Graph, dict[Any, tuple[Stage, ...]]] = WeakKeyDicti
 
 def _for_shapes(stage: Stage, inputs: Any, flat: Sequence[Any]) -> Stage:
     """The same stage, traced again where the trace was for inputs of other shapes (a last, smaller batch)."""
-    graph, shapes = stage.graph, tuple(tuple(value.shape) for value in flat)
-    if not graph.traced or shapes == tuple(tensor.shape for tensor in graph.inputs):
+    graph = stage.graph
+    if not graph.traced or all(_fits(tensor, value) for tensor, value in zip(graph.inputs, flat, strict=True)):
         return stage
+    shapes = tuple((tuple(value.shape), str(value.dtype)) for value in flat)
     variants = _variants.setdefault(graph, {})
     if shapes not in variants:
         again = graph_of(graph.model, inputs, graph.training)
-        if [str(node) for node in again.nodes if node.is_layer] != [str(n) for n in graph.nodes if n.is_layer]:
+        if [node.key for node in again.nodes if node.is_layer] != [n.key for n in graph.nodes if n.is_layer]:
             raise ValueError(
-                f"`call` of model {graph.model.name!r} uses other layers for inputs of shapes {shapes} than for "
-                f"{tuple(t.shape for t in graph.inputs)}. A pipelined model uses the same ones for all shapes."
+                f"`call` of model {graph.model.name!r} uses other layers for inputs {shapes} than for "
+                f"{tuple((t.shape, t.dtype) for t in graph.inputs)}. A pipelined model uses the same ones for all."
             )
         known = {node.key: s for node, s in zip(graph.nodes, stage.cut, strict=True)}
         variants[shapes] = split(again, [known.get(node.key, node.stage) for node in again.nodes])
     return variants[shapes][stage.index]
+
+
+def _fits(traced: Tensor, value: Any) -> bool:
+    same = len(traced.shape) == len(value.shape) and keras.backend.standardize_dtype(value.dtype) == traced.dtype
+    return same and all(a in (None, b) for a, b in zip(traced.shape, value.shape, strict=True))
 
 
 def run_node(node: Node, values: dict[int, Any], training: bool) -> None:
@@ -111,9 +117,9 @@ def _filled(tree: Any, values: dict[int, Any]) -> Any:
 
 
 def complete(graph: Graph, stages: Sequence[int | None]) -> tuple[int, ...]:
-    """A stage for every node: where none is given, operations go where the latest of their inputs is.
+    """A stage for every node: where none is given, an operation goes where the latest of what it uses is computed.
 
-    Layers must have one.
+    One that uses only inputs and variables goes where it is used. Layers must have a stage.
     """
     missing = [node for node, stage in zip(graph.nodes, stages, strict=True) if node.is_layer and stage is None]
     if missing:
@@ -125,24 +131,30 @@ def complete(graph: Graph, stages: Sequence[int | None]) -> tuple[int, ...]:
     made: dict[int, int] = {}
     done: list[int] = []
     for node, stage in zip(graph.nodes, stages, strict=True):
-        latest = max((made.get(id(tensor), 0) for tensor in node.inputs), default=0)
-        done.append(latest if stage is None else stage)
-        made.update((id(tensor), done[-1]) for tensor in node.outputs)
-    return _late_entries(graph, stages, done)
+        latest = max((made[id(tensor)] for tensor in node.inputs if id(tensor) in made), default=None)
+        done.append(stage if stage is not None else _FREE if latest is None else latest)
+        # What comes from inputs, variables and constants alone says nothing about a stage.
+        made.update((id(tensor), done[-1]) for tensor in node.outputs if done[-1] != _FREE)
+    return _late(graph, stages, done)
 
 
-def _late_entries(graph: Graph, given: Sequence[int | None], stages: list[int]) -> tuple[int, ...]:
-    """A nested model's inputs are converted where they are first used: then only the originals ride along."""
+_FREE = -2
+
+
+def _late(graph: Graph, given: Sequence[int | None], stages: list[int]) -> tuple[int, ...]:
+    """What can be computed anywhere, and conversions of a nested model's inputs, go where they are first used.
+
+    So it is inputs and variables that later stages read, or the originals of converted tensors that ride along.
+    """
+    last = max(stages)
     uses: dict[int, int] = {}
-    for node, stage in zip(graph.nodes, stages, strict=True):
-        for tensor in node.inputs:
-            uses[id(tensor)] = min(stage, uses.get(id(tensor), stage))
-    # From the back, because a nested model may hand its inputs to another one.
     for i in reversed(range(len(stages))):
         node = graph.nodes[i]
-        if isinstance(node.operation, Entry) and given[i] is None:
-            stages[i] = min((uses[id(t)] for t in node.outputs if id(t) in uses), default=stages[i])
-            uses.update((id(t), min(stages[i], uses[id(t)])) for t in node.inputs)
+        if given[i] is None and (stages[i] == _FREE or isinstance(node.operation, Entry)):
+            first = min((uses[id(t)] for t in node.outputs if id(t) in uses), default=last)
+            stages[i] = max(first, 0)
+        for tensor in node.inputs:
+            uses[id(tensor)] = min(stages[i], uses.get(id(tensor), last))
     return tuple(stages)
 
 
