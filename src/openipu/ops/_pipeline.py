@@ -136,7 +136,7 @@ def _summed(rows: np.ndarray, repeats: int, dtype: Any) -> np.ndarray:
 
 def _results(
     training: bool, infeed: Any, outfeed: Any, outfeed_loss: bool, mask: Any, accumulate: bool
-) -> Callable[[list[Any], Any], Any]:
+) -> Callable[[list[Any], Any, Any], Any]:
     """What leaves the last stage for each micro-batch."""
     if infeed is not None and not isinstance(infeed, IPUInfeedQueue):
         raise TypeError(f"`infeed_queue` is {infeed!r}. Give an `IPUInfeedQueue`.")
@@ -151,7 +151,7 @@ def _results(
     if accumulate and outfeed is not None and outfeed.outfeed_mode is not IPUOutfeedMode.ALL:
         raise ValueError("`accumulate_outfeed` needs an outfeed queue of mode ALL. Make one.")
 
-    def results(outputs: list[Any], loss: Any) -> Any:
+    def results(outputs: list[Any], loss: Any, _data: Any) -> Any:
         if outfeed_loss:
             return loss
         if mask is not None and len(mask) != len(outputs):

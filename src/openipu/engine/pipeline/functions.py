@@ -57,8 +57,8 @@ class Functions:
     stages: tuple[Callable[..., Any], ...]
     optimizer_function: Callable[..., Any] | None
     """In training, gives an `OptimizerFunctionOutput` from the last stage's outputs."""
-    results: Callable[[list[Any], Any], Tree]
-    """`results(outputs, loss)`: what leaves the last stage for each micro-batch."""
+    results: Callable[[list[Any], Any, Tree], Tree]
+    """`results(outputs, loss, data)`: what leaves the last stage for each micro-batch."""
     element: Callable[[Tree], tuple[Sequence[Any], Tree]]
     """An element of the feed as the inputs of the whole run and the data."""
     metrics: Callable[[Arrays, Any, Tree], Arrays] = lambda metrics, *_: list(metrics)
@@ -98,15 +98,15 @@ class _Stage:
         received = jax.tree.unflatten(self.structures[self.number], boundary) if self.number else ()
         with self.binding.bound(self.number, weights, around.state) as new_state:
             outputs = functions.call(self.number, received, around.batch)
-            loss, metrics = None, around.metrics
+            loss, metrics, data = None, around.metrics, functions.element(around.batch)[1]
             if self.number == functions.last and functions.optimizer_function is not None:
                 loss = jnp.asarray(functions.optimizer_function(*outputs).loss)
-                metrics = functions.metrics(metrics, loss, functions.element(around.batch)[1])
+                metrics = functions.metrics(metrics, loss, data)
             state = new_state()
         if self.number < functions.last:
             flat, self.structures[self.number + 1] = jax.tree.flatten(jax.tree.map(jnp.asarray, outputs))
             return flat, After(state, [], None)
-        result = jax.tree.map(jnp.asarray, functions.results(outputs, loss))
+        result = jax.tree.map(jnp.asarray, functions.results(outputs, loss, data))
         return self._scaled(loss, around.optimizer), After(state, metrics, result)
 
     def _scaled(self, loss: Any, optimizer: Arrays) -> Any:
