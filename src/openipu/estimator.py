@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openipu._estimator import EstimatorBase
 from openipu.engine.estimator.hooks import (
     CheckpointSaverListener,
     SessionRunArgs,
@@ -23,6 +24,7 @@ from openipu.engine.estimator.specs import EstimatorSpec, IPUEstimatorSpec, Mode
 from openipu.engine.estimator.trace import get_global_step
 from openipu.engine.plan import positive
 from openipu.ipu_estimator import IPUEstimator, WarmStartSettings
+from openipu.ipu_pipeline_estimator import IPUPipelineEstimator, IPUPipelineEstimatorSpec
 from openipu.ipu_run_config import IPURunConfig, RunConfig
 from openipu.ipu_session_run_hooks import IPULoggingTensorHook, LoggingMode
 
@@ -33,6 +35,8 @@ __all__ = [
     "IPUEstimator",
     "IPUEstimatorSpec",
     "IPULoggingTensorHook",
+    "IPUPipelineEstimator",
+    "IPUPipelineEstimatorSpec",
     "IPURunConfig",
     "InputContext",
     "LoggingMode",
@@ -91,7 +95,7 @@ class EvalSpec:
 class _Evaluator(CheckpointSaverListener):
     """Evaluates each new checkpoint, unless the last evaluation was only just."""
 
-    def __init__(self, estimator: IPUEstimator, spec: EvalSpec) -> None:
+    def __init__(self, estimator: EstimatorBase, spec: EvalSpec) -> None:
         self._estimator, self._spec = estimator, spec
         self._next = time.monotonic() + spec.start_delay_secs
         self._seen: int | None = None
@@ -113,7 +117,7 @@ class _Evaluator(CheckpointSaverListener):
         self._next = time.monotonic() + spec.throttle_secs
 
 
-def train_and_evaluate(estimator: IPUEstimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> dict[str, Any]:
+def train_and_evaluate(estimator: EstimatorBase, train_spec: TrainSpec, eval_spec: EvalSpec) -> dict[str, Any]:
     """Train, evaluating checkpoints as they are saved and once more at the end; gives the last result.
 
     How often checkpoints are saved is said by the estimator's `RunConfig`; `throttle_secs` keeps evaluations apart.

@@ -1188,6 +1188,14 @@ class Ledger(keras.StatelessScope):
         for name, value in self._before.items():
             global_state.set_global_attribute(name, value)
 
+    def names(self) -> dict[str, int]:
+        """How often each automatic name has been given so far."""
+        return dict(global_state.get_global_attribute("object_name_uids"))
+
+    def go_on_naming(self, names: dict[str, int]) -> None:
+        """Give names as if these had been given before."""
+        global_state.set_global_attribute("object_name_uids", collections.defaultdict(int, names))
+
     def add(self, variable: Any, initial: Callable[[], Any]) -> None:
         """Called for each variable after it was made."""
         made = Made(variable, variable.path, tuple(variable.shape), variable._dtype, _kind(), initial)

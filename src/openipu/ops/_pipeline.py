@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from openipu.config.notices import name_once
-from openipu.engine.accumulate import Accumulation, Reduction, dtype_option
+from openipu.engine.accumulate import Reduction
+from openipu.engine.pipeline.arguments import OPTIONS, arguments, count_of
 from openipu.engine.pipeline.functions import Functions
 from openipu.engine.pipeline.operation import Request, runner
-from openipu.engine.pipeline.options import PipelineSchedule, RecomputationMode, schedule_of
-from openipu.engine.pipeline.schedules import Schedule, check, check_devices
+from openipu.engine.pipeline.options import RecomputationMode
 from openipu.engine.program import Operation
 from openipu.engine.trace import NotInProgram, current
 from openipu.engine.where import current_ordinal
@@ -19,17 +18,6 @@ from openipu.ipu_outfeed_queue import IPUOutfeedMode, IPUOutfeedQueue
 
 import jax
 import numpy as np
-
-WITHOUT_EFFECT = {
-    "forward_propagation_stages_poplar_options": "XLA has no such options",
-    "backward_propagation_stages_poplar_options": "XLA has no such options",
-    "weight_update_poplar_options": "XLA has no such options",
-    "offload_weight_update_variables": "each device keeps the state of its own stages",
-    "offload_activations": "activations stay on their device; `allow_recompute` saves their memory",
-    "offload_gradient_accumulation_buffers": "gradients stay on the device of their stage",
-    "replicated_weight_sharding": "weights are on every replica",
-    "offload_weights": "weights stay on the device of their stage",
-}
 
 
 def pipeline(
@@ -103,30 +91,14 @@ def pipeline(
     given = locals()
     if current() is not None:
         raise NotInProgram
-    name_once({option: why for option, why in WITHOUT_EFFECT.items() if given[option] is not None})
-    stages = _stages(computational_stages)
-    count = _count("gradient_accumulation_count", gradient_accumulation_count)
-    repeats = _count("repeat_count", repeat_count)
-    _check_fixed(batch_serialization_iterations, continuous_weight_updates, recomputation_mode)
     training = optimizer_function is not None
-    schedule = _schedule(pipeline_schedule)
-    devices = tuple(range(len(stages))) if device_mapping is None else _mapping(device_mapping, len(stages))
-    overlap = getattr(schedule, "overlap", None)
-    multiple = overlap(len(stages), devices, training) if overlap else 1
-    check(len(stages), count, devices, multiple, type(schedule).__name__)
+    asked = arguments(training, **{option: given[option] for option in OPTIONS})
+    repeats = count_of("repeat_count", repeat_count)
     results = _results(training, infeed_queue, outfeed_queue, outfeed_loss, outfeed_mask, accumulate_outfeed)
-    method = Reduction.parse(reduction_method) if training else Reduction.SUM
-    dtype = dtype_option(gradient_accumulation_dtype)
     ordinal = current_ordinal() or 0
-    key = (
-        stages, optimizer_function, count, method, dtype, schedule, devices, replicated_optimizer_state_sharding,
-        ordinal, outfeed_loss, tuple(outfeed_mask or ()), outfeed_queue is None,
-    )  # fmt: skip
-    request = Request(
-        Functions(stages, optimizer_function, results), Accumulation(count, method, dtype), schedule, devices,
-        replicated_optimizer_state_sharding, ordinal, key,
-    )  # fmt: skip
-    rows = _run(request, repeats * count, inputs or (), infeed_queue)
+    key = (asked, optimizer_function, ordinal, outfeed_loss, tuple(outfeed_mask or ()), outfeed_queue is None)
+    request = Request(Functions(asked.stages, optimizer_function, results, _element), asked, ordinal, key)
+    rows = _run(request, repeats * asked.accumulation.steps, inputs or (), infeed_queue)
     if outfeed_queue is not None:
         if accumulate_outfeed:
             rows = jax.tree.map(lambda a: _summed(a, repeats, accumulate_outfeed_dtype), rows)
@@ -149,6 +121,12 @@ def _run(request: Request, count: int, inputs: Sequence[Any], infeed: IPUInfeedQ
     return ready.run((*own, data), count)
 
 
+def _element(element: Any) -> Any:
+    """The inputs of the whole run, and the data. There is a number besides, so that an element is never empty."""
+    _, inputs, data = element
+    return inputs, data
+
+
 def _summed(rows: np.ndarray, repeats: int, dtype: Any) -> np.ndarray:
     return np.asarray(rows.reshape(repeats, -1, *rows.shape[1:]).sum(1, dtype=dtype))
 
@@ -156,46 +134,9 @@ def _summed(rows: np.ndarray, repeats: int, dtype: Any) -> np.ndarray:
 # --- arguments -------------------------------------------------------------------------------------------------------
 
 
-def _stages(value: Any) -> tuple[Callable[..., Any], ...]:
-    if not isinstance(value, list | tuple) or not all(map(callable, value)):
-        raise TypeError(f"`computational_stages` is {value!r}. Give a list of functions.")
-    if len(value) < 2:
-        raise ValueError(f"A pipeline has at least 2 stages, but {len(value)} are given. Cut the model into more.")
-    return tuple(value)
-
-
-def _count(name: str, value: Any) -> int:
-    if value is None:
-        raise ValueError(f"`{name}` is not given. Say how many micro-batches one update takes.")
-    if type(value) is not int or value < 1:
-        raise ValueError(f"`{name}` is {value!r}, but it counts something: give a whole number of 1 or more.")
-    return value
-
-
-def _check_fixed(serialization: Any, continuous: Any, mode: Any) -> None:
-    if serialization != 1:
-        raise NotImplementedError(
-            f"`batch_serialization_iterations` is {serialization!r}. Give 1, and smaller micro-batches instead."
-        )
-    if continuous:
-        raise NotImplementedError("`continuous_weight_updates` is not available: weights change once per update.")
-    if mode is not None and not isinstance(mode, RecomputationMode):
-        raise TypeError(f"`recomputation_mode` is {mode!r}. Give a `RecomputationMode`.")
-
-
-def _schedule(value: Any) -> Schedule:
-    return schedule_of(PipelineSchedule.Grouped if value is None else value)
-
-
-def _mapping(value: Any, stages: int) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple):
-        raise TypeError(f"`device_mapping` is {value!r}. Give a list with the device of each stage.")
-    return check_devices(stages, value)
-
-
 def _results(
     training: bool, infeed: Any, outfeed: Any, outfeed_loss: bool, mask: Any, accumulate: bool
-) -> Callable[[list[Any], Any], Any]:
+) -> Callable[[list[Any], Any, Any], Any]:
     """What leaves the last stage for each micro-batch."""
     if infeed is not None and not isinstance(infeed, IPUInfeedQueue):
         raise TypeError(f"`infeed_queue` is {infeed!r}. Give an `IPUInfeedQueue`.")
@@ -210,7 +151,7 @@ def _results(
     if accumulate and outfeed is not None and outfeed.outfeed_mode is not IPUOutfeedMode.ALL:
         raise ValueError("`accumulate_outfeed` needs an outfeed queue of mode ALL. Make one.")
 
-    def results(outputs: list[Any], loss: Any) -> Any:
+    def results(outputs: list[Any], loss: Any, _data: Any) -> Any:
         if outfeed_loss:
             return loss
         if mask is not None and len(mask) != len(outputs):

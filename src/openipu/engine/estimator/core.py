@@ -27,6 +27,7 @@ from openipu.engine.place import Place, place
 from openipu.engine.plan import check_accumulation, make_feed
 from openipu.engine.replicate import Replicas
 from openipu.engine.run import launches
+from openipu.engine.spread import Spread
 from openipu.engine.state import State
 from openipu.optimizers.base import chain
 from openipu.optimizers.plan import describe
@@ -67,23 +68,32 @@ class Core:
         key = (mode, where, _spec(batch))
         self._programs = {k: program for k, program in self._programs.items() if k[1].generation == where.generation}
         if key not in self._programs:
-            self._programs[key] = self._make_program(ModelFn(self._model_fn, mode, params, self.config), batch, where)
+            self._programs[key] = self._make_program(mode, batch, where, params)
         return self._programs[key]
 
-    def _make_program(self, model_fn: ModelFn, batch: Tree, where: Place) -> Program:
+    def _make_program(self, mode: str, batch: Tree, where: Place, params: Logs) -> Program:
+        model_fn = ModelFn(self._model_fn, mode, params, self.config)
         plan, (logged, tensors, _) = discover(model_fn, batch, where.replicas, self.config.tf_random_seed)
-        for other in self._programs.values():
-            check_same_weights(plan, other.plan)
+        self._check_weights(plan)
         options = Options()
-        if model_fn.mode == "train":
+        if mode == "train":
             options = options.with_optimizer(describe(plan.optimizer))
             self._check_training(plan, options, where.replicas)
+            check_accumulation("iterations_per_loop", self.iterations, options.accumulation.steps)
         elif where.replicas.count > 1:
             keras_model.mention_metrics("evaluation", list(metrics_of(plan.spec).values()))
-        host = [tensors] if plan.spec.host_call and model_fn.mode == "train" else []
+        host = [tensors] if plan.spec.host_call and mode == "train" else []
+        return make_program(plan, where, options, self._outbox(plan, logged, host), self._name)
+
+    def _check_weights(self, plan: Plan) -> None:
+        """Programs of all modes and shapes have the same weights."""
+        for other in self._programs.values():
+            check_same_weights(plan, other.plan)
+
+    def _outbox(self, plan: Plan, logged: list[Tree], host: list[Tree]) -> Outbox:
+        """Room for the tensors that leave a training program, by their shapes: those of hooks, and of `host_call`."""
         every = (*(hook.all_steps for hook in plan.log_hooks), *(False for _ in host))
-        outbox = Outbox((*logged, *host), every, self.iterations)
-        return make_program(plan, where, options, outbox, _name(self._model_fn))
+        return Outbox((*logged, *host), every, self.iterations)
 
     def _check_training(self, plan: Plan, options: Options, replicas: Replicas) -> None:
         """The rules about a training program, before anything compiles."""
@@ -97,11 +107,14 @@ class Core:
                 f"`host_call` is run after each step, but `iterations_per_loop` is {self.iterations}, so the host sees "
                 "only every execution. Set `iterations_per_loop` to 1, or use an `IPULoggingTensorHook`."
             )
-        check_accumulation("iterations_per_loop", self.iterations, options.accumulation.steps)
         if any(getattr(o, "use_ema", False) and not o.ema_overwrite_frequency for o in chain(plan.optimizer)):
             name_once({"use_ema": "averages are only used where `ema_overwrite_frequency` is set"})
 
     # --- places
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._model_fn, "__name__", type(self._model_fn).__name__)
 
     @property
     def iterations(self) -> int:
@@ -120,7 +133,7 @@ class Core:
                 f"`IPURunConfig` asks for {wanted} devices ({ipu.num_replicas} replicas times {ipu.num_shards} "
                 f"shards), but `ipu_options` configures {len(system.devices)}. Make them equal."
             )
-        return dataclasses.replace(place(system), replicas=Replicas(system.devices[:wanted]))
+        return dataclasses.replace(place(system), replicas=Replicas(system.devices[:wanted], ipu.num_shards))
 
     def input_fn(self, function: Callable[..., Any], mode: str, params: Logs) -> InputFn:
         """A user's input_fn with what it may ask for."""
@@ -159,7 +172,7 @@ class Core:
             folder, step = saving.locate(self._warm_start.ckpt_to_initialize_from)
             source = saving.load(Checkpoints(folder), step)
             begin = saving.warm(program.plan, begin, source, self._warm_start.vars_to_warm_start)
-        elif program.plan.model_fn.mode != "train":
+        elif program.plan.mode != "train":
             log.warning("There is no checkpoint in %s: the variables have their initial values.", self.model_dir)
         return begin
 
@@ -207,8 +220,8 @@ class Core:
         results = [result for _, results in run.launched() for result in results]
         if steps is not None and run.steps < steps:
             log.warning("The data ended after %d of %d steps of the evaluation.", run.steps, steps)
-        host = run.program.plan.spec.eval_metrics
-        logs = _values(results[-1].value) if host is None else _on_host(host[0], results)
+        on_host = run.program.on_host
+        logs = _values(results[-1].value if on_host is None else on_host(results))
         logs["global_step"] = run.global_step
         log.info("Evaluation at step %d: %s", run.global_step, _line(logs))
         summaries = Summaries(self.model_dir / (f"eval_{name}" if name else "eval"))
@@ -253,7 +266,7 @@ class _Run:
     @property
     def mode(self) -> str:
         """What model_fn was called for."""
-        return self.program.plan.model_fn.mode
+        return self.program.plan.mode
 
     def launched(self) -> Iterator[tuple[Slab, list[Result]]]:
         """Each launch and its results, with the hooks called around it."""
@@ -337,8 +350,8 @@ class _Training(_Run):
         super()._count(slab)
         self.global_step += -(-slab.steps // self.program.place.replicas.count)
         self._batches += slab.steps
-        if slab.has_tail:
-            # The program counts a smaller last batch as a step of its own.
+        if slab.has_tail and isinstance(self.program.spread, Spread):
+            # Unlike that of stages, the program counts a smaller last batch as a step of its own.
             step, *rest = self._state.non_trainable
             counted = jax.device_put(np.int32(self.global_step), step.sharding)
             self._state = self._state._replace(non_trainable=[counted, *rest])
@@ -410,18 +423,6 @@ def _call_host(spec: IPUEstimatorSpec, tensors: list[Any], step: int, summaries:
         )
 
 
-def _on_host(function: Callable[..., Logs], results: list[Result]) -> Logs:
-    """The metrics of a host function over the tensors of all steps and replicas."""
-    parts = [result.rows() for result in results]
-    whole = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
-    tensors, rows = whole["tensors"], whole["rows"]
-    logs = function(**tensors) if isinstance(tensors, dict) else function(*tensors)
-    if not isinstance(logs, dict):
-        raise TypeError(f"The function of `eval_metrics` returned a {type(logs).__name__}. Return a dict of metrics.")
-    metrics = {name: value.result() if hasattr(value, "update_state") else value for name, value in logs.items()}
-    return {"loss": float((whole["loss"] * rows).sum() / rows.sum()), **_values(metrics)}
-
-
 def _values(logs: Logs) -> Logs:
     """Logs as Python numbers, or arrays where a metric has several; a metric's dict is spread out."""
     flat: Logs = {}
@@ -441,10 +442,6 @@ def _line(logs: Logs) -> str:
 def _spec(batch: Tree) -> Any:
     leaves, structure = jax.tree.flatten(batch)
     return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", type(function).__name__)
 
 
 def single_examples(blocks: Iterator[Tree], limit: int | None) -> Iterator[Tree]:

@@ -72,6 +72,10 @@ class Outbox:
             new.append(jax.lax.dynamic_update_index_in_dim(old, leaf, count, 0) if every else leaf)
         return [count + 1, *new]
 
+    def put_with(self, metrics: Sequence[Any], loss: Any, rows: int, senders: Sequence[Tree]) -> list[Any]:
+        """The metrics of a training step, a mean loss and this box, after a micro-batch of so many rows."""
+        return [*Mean.add(metrics, loss, rows), *self.put(metrics[Mean.SIZE :], senders)]
+
     def results(self, kept: Sequence[Any], replicas: Replicas) -> tuple[Any, list[Tree]]:
         """On all replicas: how many steps each had, and each sender's tensors with the replicas in front."""
         count, *room = replicas.gather(list(kept))

@@ -70,7 +70,7 @@ def snapshot(program: Program, state: State, global_step: int, batches: int) -> 
         part: dict(zip([name for name, _ in plan.in_part(part)], values, strict=True))
         for part, values in (
             ("trainable", whole.trainable),
-            ("non_trainable", whole.non_trainable[1:]),
+            ("non_trainable", whole.non_trainable[plan.counters :]),
             ("optimizer", whole.optimizer),
         )
     }
@@ -87,8 +87,8 @@ def restored(program: Program, saved: Saved, where: str) -> State:
         part: [_value(saved.variables, name, made) for name, made in plan.in_part(part)]
         for part in ("trainable", "non_trainable")
     }
-    step = jnp.asarray(saved.global_step, jnp.int32)
-    state = State(parts["trainable"], [step, *parts["non_trainable"]], optimizer, program.metrics())
+    steps = [jnp.asarray(saved.global_step, jnp.int32)] * plan.counters
+    state = State(parts["trainable"], [*steps, *parts["non_trainable"]], optimizer, program.metrics())
     return program.spread.spread(state)
 
 
@@ -130,7 +130,7 @@ def _check(plan: Plan, saved: Saved, where: str) -> None:
             found = "missing" if there is None or shape is None else f"{there!r} {list(shape)}"
             raise ValueError(
                 f"model_fn makes other variables than those in {where}: weight {number} is {found} there and {here} "
-                f"for {plan.model_fn.mode!r}. Make the same layers in the same order, or use another `model_dir`."
+                f"for {plan.mode!r}. Make the same layers in the same order, or use another `model_dir`."
             )
     slots = dict(plan.in_part("optimizer"))
     for name in [*slots, *(saved.optimizer if slots else ())]:

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from openipu.engine import model as keras_model
 from openipu.engine import offload
-from openipu.engine.loop import Loop
+from openipu.engine.execution import rows_of
+from openipu.engine.loop import Loop, Result
 from openipu.engine.options import Options
 from openipu.engine.place import Place
+from openipu.engine.replicate import Replicas
 from openipu.engine.shard import make_shards
-from openipu.engine.spread import Spread
+from openipu.engine.spread import AnySpread, Spread
 from openipu.engine.state import State, Step
 from openipu.optimizers.plan import map_gradients
 
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 
 from .outbox import Mean, Outbox
 from .specs import ENGINE_MODE, IPUEstimatorSpec, train_op_of
-from .trace import Plan, Trace, metrics_of, update_metrics
+from .trace import Plan, Trace, WholePlan, metrics_of, update_metrics
 
 Tree = Any
 
@@ -33,17 +37,18 @@ class Program:
 
     plan: Plan
     loop: Loop
-    spread: Spread
+    spread: AnySpread
     place: Place
     options: Options
-    outbox: Outbox
     metrics: Callable[[], list[Any]]
     """The metrics part of the state before the first step."""
+    on_host: Callable[[list[Result]], dict[str, Any]] | None = None
+    """Computes the results of an evaluation whose metrics are not computed on the device."""
 
 
-def make_program(plan: Plan, place: Place, options: Options, outbox: Outbox, name: str) -> Program:
+def make_program(plan: WholePlan, place: Place, options: Options, outbox: Outbox, name: str) -> Program:
     """Everything but the compilation, which happens at the first launch."""
-    mode = ENGINE_MODE[plan.model_fn.mode]
+    mode = ENGINE_MODE[plan.mode]
     spread, twin = Spread(place.replicas), None
     if mode == "train":
         if options.shard_optimizer and place.replicas.count > 1:
@@ -60,25 +65,17 @@ def make_program(plan: Plan, place: Place, options: Options, outbox: Outbox, nam
     # The loop traces a step several times for one program; a function that is jitted is traced once per shape.
     step = replace(step, micro=jax.jit(step.micro, inline=True))
     loop = Loop(f"{name}_{mode}", step, place, options.accumulation, spread)
-    return Program(plan, loop, spread, place, options, outbox, metrics)
-
-
-def _rows(batch: Tree) -> int:
-    return int(jax.tree.leaves(batch)[0].shape[0])
+    host = plan.spec.eval_metrics if mode == "test" else None
+    on_host = partial(_on_host, host[0]) if host is not None else None
+    return Program(plan, loop, spread, place, options, metrics, on_host)
 
 
 # --- training --------------------------------------------------------------------------------------------------------
 
 
 def _train_step(
-    plan: Plan, place: Place, spread: Spread, twin: Any, options: Options, outbox: Outbox
+    plan: WholePlan, place: Place, spread: Spread, twin: Any, options: Options, outbox: Outbox
 ) -> tuple[Step, Callable[[], list[Any]]]:
-    def start() -> list[Any]:
-        return [*Mean.start(), *outbox.start()]
-
-    def begin(state: State) -> State:
-        return state._replace(metrics=start())
-
     def micro(state: State, batch: Tree) -> tuple[State, list[Any], Any]:
         optimizer = spread.shards.stand_ins(state.optimizer) if spread.shards else state.optimizer
 
@@ -94,25 +91,33 @@ def _train_step(
         gradient = jax.grad(jax.checkpoint(loss) if place.recompute else loss, has_aux=True)
         gradients, (value, (step, *rest), leaving) = gradient(state.trainable)
         gradients = map_gradients(plan.optimizer, gradients, state.trainable, optimizer)
-        metrics = [
-            *Mean.add(state.metrics, value, _rows(batch)),
-            *outbox.put(state.metrics[Mean.SIZE :], leaving),
-        ]
+        metrics = outbox.put_with(state.metrics, value, rows_of(batch), leaving)
         return state._replace(non_trainable=[step + 1, *rest], metrics=metrics), gradients, ()
 
+    update = keras_model.make_update(plan.optimizer, spread, twin, options.average_replicas)
+    return train_step(micro, update, place.replicas, outbox)
+
+
+def train_step(
+    micro: Callable[..., Any], update: Callable[..., Any] | None, replicas: Replicas, outbox: Outbox
+) -> tuple[Step, Callable[[], list[Any]]]:
+    """A step whose execution gives the mean loss and the tensors in `outbox`, and the metrics that it begins with."""
+
+    def start() -> list[Any]:
+        return [*Mean.start(), *outbox.start()]
+
     def finish(state: State) -> dict[str, Any]:
-        mean = place.replicas.sum(state.metrics[: Mean.SIZE])
-        count, tensors = outbox.results(state.metrics[Mean.SIZE :], place.replicas)
+        mean = replicas.sum(state.metrics[: Mean.SIZE])
+        count, tensors = outbox.results(state.metrics[Mean.SIZE :], replicas)
         return {"loss": Mean.result(mean), "count": count, "tensors": tensors}
 
-    update = keras_model.make_update(plan.optimizer, spread, twin, options.average_replicas)
-    return Step(micro, update, "none", finish, begin=begin), start
+    return Step(micro, update, "none", finish, begin=lambda state: state._replace(metrics=start())), start
 
 
 # --- evaluation ------------------------------------------------------------------------------------------------------
 
 
-def _eval_step(plan: Plan, place: Place) -> tuple[Step, Callable[[], list[Any]]]:
+def _eval_step(plan: WholePlan, place: Place) -> tuple[Step, Callable[[], list[Any]]]:
     if plan.spec.eval_metrics is not None:
         return Step(_host_eval_micro(plan), None, "all"), list
     variables = [made for _, made in plan.in_part("metrics")]
@@ -132,7 +137,7 @@ def _eval_step(plan: Plan, place: Place) -> tuple[Step, Callable[[], list[Any]]]
         values, metrics = plan.run(state, batch, results)
         for number, value in enumerate(values):
             first = count + number * Mean.SIZE
-            metrics += Mean.add(state.metrics[first : first + Mean.SIZE], value, _rows(batch))
+            metrics += Mean.add(state.metrics[first : first + Mean.SIZE], value, rows_of(batch))
         return state._replace(metrics=metrics), [], ()
 
     def finish(state: State) -> dict[str, Any]:
@@ -147,41 +152,67 @@ def _eval_step(plan: Plan, place: Place) -> tuple[Step, Callable[[], list[Any]]]
     return Step(micro, None, "none", finish), start
 
 
-def _host_eval_micro(plan: Plan) -> Callable[[State, Tree], tuple[State, list[Any], Any]]:
+def _host_eval_micro(plan: WholePlan) -> Callable[[State, Tree], tuple[State, list[Any], Any]]:
     def results(spec: IPUEstimatorSpec, _: Trace) -> Any:
         assert spec.eval_metrics is not None
         return spec.loss, spec.eval_metrics[1]
 
     def micro(state: State, batch: Tree) -> tuple[State, list[Any], Any]:
         loss, tensors = plan.run(state, batch, results)
-        rows = jnp.full((1,), _rows(batch), jnp.float32)
+        rows = jnp.full((1,), rows_of(batch), jnp.float32)
         return (
             state,
             [],
-            {"loss": jnp.reshape(loss, (1,)), "rows": rows, "tensors": jax.tree.map(_at_least_1d, tensors)},
+            {"loss": jnp.reshape(loss, (1,)), "rows": rows, "tensors": jax.tree.map(at_least_1d, tensors)},
         )
 
     return micro
 
 
-def _at_least_1d(tensor: Any) -> Any:
+def at_least_1d(tensor: Any) -> Any:
+    """A tensor that can be joined with those of other micro-batches."""
     tensor = jnp.asarray(tensor)
     return tensor[None] if tensor.ndim == 0 else tensor
+
+
+def _on_host(function: Callable[..., dict[str, Any]], results: list[Result]) -> dict[str, Any]:
+    """The metrics of a host function over the tensors of all steps and replicas."""
+    whole = joined(results)
+    tensors, rows = whole["tensors"], whole["rows"]
+    logs = function(**tensors) if isinstance(tensors, dict) else function(*tensors)
+    return {"loss": float((whole["loss"] * rows).sum() / rows.sum()), **host_logs("eval_metrics", logs)}
+
+
+def joined(results: list[Result]) -> Tree:
+    """What the launches of a run gave back, along the first axis."""
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays), *(result.rows() for result in results))
+
+
+def host_logs(name: str, logs: Any) -> dict[str, Any]:
+    """The metrics that a function of a user's gave back, as values."""
+    if not isinstance(logs, dict):
+        raise TypeError(f"The function of `{name}` returned a {type(logs).__name__}. Return a dict of metrics.")
+    return {key: value.result() if hasattr(value, "update_state") else value for key, value in logs.items()}
 
 
 # --- prediction ------------------------------------------------------------------------------------------------------
 
 
-def _predict_micro(plan: Plan) -> Callable[[State, Tree], tuple[State, list[Any], Any]]:
+def _predict_micro(plan: WholePlan) -> Callable[[State, Tree], tuple[State, list[Any], Any]]:
     def micro(state: State, batch: Tree) -> tuple[State, list[Any], Any]:
-        rows = _rows(batch)
+        rows = rows_of(batch)
         predictions = plan.run(state, batch, lambda spec, _: spec.predictions)
-        predictions = jax.tree.map(jnp.asarray, predictions)
-        for leaf in jax.tree.leaves(predictions):
-            if leaf.ndim == 0 or leaf.shape[0] != rows:
-                raise ValueError(
-                    f"A prediction has shape {leaf.shape} for a batch of {rows} examples. Give one row per example."
-                )
-        return state, [], predictions
+        return state, [], row_by_row(predictions, rows)
 
     return micro
+
+
+def row_by_row(predictions: Tree, rows: int) -> Tree:
+    """Predictions as arrays, each with so many rows."""
+    predictions = jax.tree.map(jnp.asarray, predictions)
+    for leaf in jax.tree.leaves(predictions):
+        if leaf.ndim == 0 or leaf.shape[0] != rows:
+            raise ValueError(
+                f"A prediction has shape {leaf.shape} for a batch of {rows} examples. Give one row per example."
+            )
+    return predictions

@@ -2,17 +2,18 @@
 
 model_fn is called (traced) once to learn its variables and results, and once per shape of batch when a program is
 compiled (with several replicas, once more for batches that only some of them have); never per step. Each call makes its
-layers anew, and `Plan.run` gives their variables the values of the state by the order in which they are made, with
+layers anew, and `WholePlan.run` gives their variables the values of the state by the order in which they are made, with
 their names checked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from openipu.engine import model as keras_model
 from openipu.engine.model import Ledger, Made
@@ -26,8 +27,9 @@ import numpy as np
 from .specs import IPUEstimatorSpec, TrainOp, checked, train_op_of
 
 Tree = Any
+AnyPlan = TypeVar("AnyPlan", bound="Plan")
 Slot = tuple[str, int]
-"""Part of the state and position in it; the first `non_trainable` value is the global step."""
+"""Part of the state and position in it."""
 
 MODEL_FN_ARGUMENTS = ("features", "labels", "mode", "params", "config")
 
@@ -66,7 +68,7 @@ class Trace(Ledger):
     """One call of model_fn, and what it registered on the way."""
 
     def __init__(self, bind: Callable[[Made, int], Any], global_step: Any, training: bool) -> None:
-        super().__init__(bind, self._record_minimize, training)
+        super().__init__(bind, self.minimize, training)
         self.global_step = global_step
         self.logs: list[tuple[Any, Tree]] = []
         self._changed: set[int] = set()
@@ -80,7 +82,7 @@ class Trace(Ledger):
         """Whether any of these variables was assigned to."""
         return any(id(variable) in self._changed for variable in variables)
 
-    def _record_minimize(
+    def minimize(
         self, optimizer: Any, loss: Any, global_step: Any = None, var_list: Iterable[Any] | None = None
     ) -> TrainOp:
         """What `optimizer.minimize(loss)` does inside model_fn: build the optimizer and note what to do."""
@@ -117,43 +119,20 @@ def get_global_step() -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """What is known of a model_fn in one mode for one shape of batch."""
+    """What is known of a model_fn in one mode for one shape of batch: its variables and where their values live."""
 
-    model_fn: ModelFn
+    mode: str
     made: tuple[Made, ...]
     names: tuple[str, ...]
     """The paths of `made`; where one is used twice, a number is added."""
     slots: tuple[Slot | None, ...]
     """Where the value of each variable lives; None for those that begin anew in each step."""
-    spec: IPUEstimatorSpec
+    counters: int
+    """How many of the first `non_trainable` values count steps: one for each part of the model that runs by itself."""
+    spec: Any
     """With dead tensors: for its functions and hooks."""
     optimizer: Any
     log_hooks: tuple[Any, ...]
-
-    def run(self, state: State, batch: Tree, inside: Callable[[IPUEstimatorSpec, Trace], Any]) -> Any:
-        """Call model_fn with the values in `state`, then `inside` while its variables have them still."""
-
-        def bind(made: Made, number: int) -> Any:
-            self._check(made, number)
-            slot = self.slots[number]
-            return self.made[number].initial() if slot is None else getattr(state, slot[0])[slot[1]]
-
-        random_state = random.getstate()  # making layers draws seeds, which nobody uses here
-        try:
-            with Trace(bind, state.non_trainable[0], self.model_fn.mode == "train") as trace:
-                spec = self.model_fn(batch)
-                self._check_count(trace)
-                return inside(spec, trace)
-        finally:
-            random.setstate(random_state)
-
-    def after(self, trace: Trace, part: str, state: State) -> list[Any]:
-        """The values of a part of the state after model_fn."""
-        values = list(getattr(state, part))
-        for made, slot in zip(trace.made, self.slots, strict=True):
-            if slot is not None and slot[0] == part:
-                values[slot[1]] = trace.get_current_value(made.variable)
-        return values
 
     def in_part(self, part: str) -> list[tuple[str, Made]]:
         """The variables of a part of the state with their names, in its order."""
@@ -164,15 +143,52 @@ class Plan:
         ]
         return [(name, made) for _, name, made in sorted(found, key=lambda entry: entry[0])]
 
-    def _check(self, made: Made, number: int) -> None:
+    def check(self, made: Made | None, number: int) -> None:
+        """Raise if variable `number` is another one than when model_fn was called before, or not there."""
         before = self.made[number] if number < len(self.made) else None
-        if before is None or describe(before) != describe(made):
+        if made is None or before is None or describe(before) != describe(made):
             raise _differs(f"variable {number}", describe(before), describe(made), "when it was called before")
 
-    def _check_count(self, trace: Trace) -> None:
-        if len(trace.made) < len(self.made):
-            missing = self.made[len(trace.made)]
-            raise _differs(f"variable {len(trace.made)}", describe(missing), "missing", "when it was called before")
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WholePlan(Plan):
+    """The plan for a model_fn that computes everything itself, from a batch."""
+
+    model_fn: ModelFn
+
+    def run(self, state: State, batch: Tree, inside: Callable[[IPUEstimatorSpec, Trace], Any]) -> Any:
+        """Call model_fn with the values in `state`, then `inside` while its variables have them still."""
+
+        def bind(made: Made, number: int) -> Any:
+            self.check(made, number)
+            slot = self.slots[number]
+            return self.made[number].initial() if slot is None else getattr(state, slot[0])[slot[1]]
+
+        with unseeded(), Trace(bind, state.non_trainable[0], self.mode == "train") as trace:
+            spec = self.model_fn(batch)
+            if len(trace.made) < len(self.made):
+                self.check(None, len(trace.made))
+            return inside(spec, trace)
+
+    def after(self, trace: Trace, part: str, state: State) -> list[Any]:
+        """The values of a part of the state after model_fn."""
+        values = list(getattr(state, part))
+        for made, slot in zip(trace.made, self.slots, strict=True):
+            if slot is not None and slot[0] == part:
+                values[slot[1]] = trace.get_current_value(made.variable)
+        return values
+
+
+@contextlib.contextmanager
+def unseeded(seed: int | None = None) -> Iterator[None]:
+    """Making layers draws seeds, which nobody uses in a later call; with a `seed`, they depend on nothing else."""
+    before = random.getstate()
+    if seed is not None:
+        random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before)
 
 
 def describe(made: Made | None) -> str:
@@ -186,7 +202,7 @@ def check_same_weights(mine: Plan, other: Plan) -> None:
     for number in range(max(map(len, pairs))):
         a, b = (describe(made[number]) if number < len(made) else "missing" for made in pairs)
         if a != b:
-            raise _differs(f"weight {number}", b, a, f"for {other.model_fn.mode!r}", f"for {mine.model_fn.mode!r}")
+            raise _differs(f"weight {number}", b, a, f"for {other.mode!r}", f"for {mine.mode!r}")
 
 
 def _differs(what: str, before: str, now: str, when: str, here: str = "now") -> ValueError:
@@ -196,57 +212,72 @@ def _differs(what: str, before: str, now: str, when: str, here: str = "now") -> 
     )
 
 
-def discover(model_fn: ModelFn, batch: Tree, replicas: Replicas, seed: int | None) -> tuple[Plan, Tree]:
+def discover(model_fn: ModelFn, batch: Tree, replicas: Replicas, seed: int | None) -> tuple[WholePlan, Tree]:
     """Learn what model_fn makes for batches like this one; also gives the shapes of its results.
 
     With a `seed`, the initial values depend on nothing else.
     """
-    found: list[Plan] = []
 
-    def probe(batch: Tree) -> Tree:
-        with Trace(_zeros, jnp.int32(0), model_fn.mode == "train") as trace:
+    def probe(batch: Tree) -> tuple[WholePlan, Tree]:
+        with Trace(zeros, jnp.int32(0), model_fn.mode == "train") as trace:
             spec = model_fn(batch)
             update_metrics(spec, trace)
-            found.append(_plan(model_fn, trace, spec))
+            op = train_op_of(spec) if model_fn.mode == "train" else None
+            metrics = [v for metric in metrics_of(spec).values() for v in metric.variables]
+            facts = learned(trace, model_fn.mode, spec, op, metrics if model_fn.mode == "eval" else ())
             tensors = spec.eval_metrics[1] if spec.eval_metrics else spec.host_call[1] if spec.host_call else ()
-            return [tensors for _, tensors in trace.logs], tensors, spec.predictions
+            return WholePlan(**facts, model_fn=model_fn), ([t for _, t in trace.logs], tensors, spec.predictions)
 
-    before = random.getstate()
-    if seed is not None:
-        random.seed(seed)
-    try:
-        shapes = jax.eval_shape(replicas.program(probe, (None,), None), batch)
-    finally:
-        if seed is not None:
-            random.setstate(before)
+    return probed(probe, batch, replicas, seed)
+
+
+def probed(
+    probe: Callable[[Tree], tuple[AnyPlan, Tree]], batch: Tree, replicas: Replicas, seed: int | None
+) -> tuple[AnyPlan, Tree]:
+    """The plan that `probe` gives for a traced batch, and the shapes of the tensors that it gives besides."""
+    found: list[AnyPlan] = []
+
+    def shapes(batch: Tree) -> Tree:
+        plan, tensors = probe(batch)
+        found.append(plan)
+        return tensors
+
+    with contextlib.nullcontext() if seed is None else unseeded(seed):
+        tensors = jax.eval_shape(replicas.program(shapes, (None,), None), batch)
     for made in found[-1].made:
         if made.kind == "optimizer" and made.shape == ():
             made.variable.assign(made.initial())  # an optimizer is asked for its learning rate when a twin is made
-    return found[-1], shapes
+    return found[-1], tensors
 
 
-def _zeros(made: Made, _: int) -> Any:
+def zeros(made: Made, _: int) -> Any:
+    """In place of a value that nobody needs."""
     return jnp.zeros(made.shape, made.dtype)
 
 
-def _plan(model_fn: ModelFn, trace: Trace, spec: IPUEstimatorSpec) -> Plan:
-    op = train_op_of(spec) if model_fn.mode == "train" else None
+def learned(
+    trace: Trace, mode: str, spec: Any, op: TrainOp | None, metrics: Sequence[Any] = (), counters: int = 1
+) -> dict[str, Any]:
+    """The fields of the `Plan` of a traced model_fn."""
     trained = op.variables if op else [m.variable for m in trace.made if m.kind == "weight" and m.variable.trainable]
     rest = [m.variable for m in trace.made if m.kind in ("weight", "seed") and not _is_in(m.variable, trained)]
     parts: dict[str, Sequence[Any]] = {
         "trainable": trained,
-        "non_trainable": [None, *rest],
+        "non_trainable": [*[None] * counters, *rest],
         "optimizer": op.optimizer.variables if op else (),
+        "metrics": metrics,
     }
     where = {id(v): (part, i) for part, variables in parts.items() for i, v in enumerate(variables)}
-    if model_fn.mode == "eval":
-        metric_variables = [v for metric in metrics_of(spec).values() for v in metric.variables]
-        where |= {id(v): ("metrics", i) for i, v in enumerate(metric_variables)}
-    slots = tuple(where.get(id(m.variable)) for m in trace.made)
-    return Plan(
-        model_fn, tuple(trace.made), _unique([m.path for m in trace.made]), slots, spec,
-        op.optimizer if op else None, tuple(hook for hook, _ in trace.logs),
-    )  # fmt: skip
+    return {
+        "mode": mode,
+        "made": tuple(trace.made),
+        "names": _unique([m.path for m in trace.made]),
+        "slots": tuple(where.get(id(m.variable)) for m in trace.made),
+        "counters": counters,
+        "spec": spec,
+        "optimizer": op.optimizer if op else None,
+        "log_hooks": tuple(hook for hook, _ in trace.logs),
+    }
 
 
 def metrics_of(spec: IPUEstimatorSpec) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class StagedExecution:
         replicas, size = self.replicas, self.micro_batches
         accumulation = self.full.accumulation
         training = self.spread.update is not None
-        begin = state
+        begin = state = self.step.begin(state) if self.step.begin is not None else state
         batches = counts.steps * replicas.count + counts.extra
         updates = counts.steps // size
         left = counts.steps - updates * size

@@ -14,14 +14,22 @@ from typing import Any, Protocol
 from openipu.engine import model as keras_model
 from openipu.engine.execution import rows_of
 from openipu.engine.place import Place
-from openipu.optimizers.plan import map_gradients
+from openipu.engine.state import Step
+from openipu.optimizers.plan import describe, map_gradients
 
 import jax
 import jax.numpy as jnp
 import keras
 
+from .arguments import Arguments
+from .loop import StageLoop, Staging
+from .packing import Spec
+from .rules import one_dtype
+from .sharded import ShardedUpdate
+from .spread import StageSpread
 from .stages import After, Around, Arrays, StageFunction
-from .store import filled
+from .store import Store, filled, make_store
+from .update import make_update
 
 Tree = Any
 NewState = Callable[[], Arrays]
@@ -49,8 +57,12 @@ class Functions:
     stages: tuple[Callable[..., Any], ...]
     optimizer_function: Callable[..., Any] | None
     """In training, gives an `OptimizerFunctionOutput` from the last stage's outputs."""
-    results: Callable[[list[Any], Any], Tree]
-    """`results(outputs, loss)`: what leaves the last stage for each micro-batch."""
+    results: Callable[[list[Any], Any, Tree], Tree]
+    """`results(outputs, loss, data)`: what leaves the last stage for each micro-batch."""
+    element: Callable[[Tree], tuple[Sequence[Any], Tree]]
+    """An element of the feed as the inputs of the whole run and the data."""
+    metrics: Callable[[Arrays, Any, Tree], Arrays] = lambda metrics, *_: list(metrics)
+    """`metrics(metrics, loss, data)`: the metrics after one more micro-batch, in training."""
 
     @property
     def last(self) -> int:
@@ -58,11 +70,11 @@ class Functions:
         return len(self.stages) - 1
 
     def call(self, stage: int, received: Any, element: Tree) -> list[Any]:
-        """A stage's outputs as a list. An element is its number, the inputs of the whole run, and the data."""
+        """A stage's outputs as a list."""
         if stage:
             outputs = self.stages[stage](*received)
         else:
-            _, inputs, data = element
+            inputs, data = self.element(element)
             named = data if isinstance(data, dict) else {}
             positional = () if named else data if isinstance(data, tuple | list) else (data,)
             outputs = self.stages[0](*inputs, *positional, **named)
@@ -86,15 +98,16 @@ class _Stage:
         received = jax.tree.unflatten(self.structures[self.number], boundary) if self.number else ()
         with self.binding.bound(self.number, weights, around.state) as new_state:
             outputs = functions.call(self.number, received, around.batch)
-            loss = None
+            loss, metrics, data = None, around.metrics, functions.element(around.batch)[1]
             if self.number == functions.last and functions.optimizer_function is not None:
                 loss = jnp.asarray(functions.optimizer_function(*outputs).loss)
+                metrics = functions.metrics(metrics, loss, data)
             state = new_state()
         if self.number < functions.last:
             flat, self.structures[self.number + 1] = jax.tree.flatten(jax.tree.map(jnp.asarray, outputs))
             return flat, After(state, [], None)
-        result = jax.tree.map(jnp.asarray, functions.results(outputs, loss))
-        return self._scaled(loss, around.optimizer), After(state, [], result)
+        result = jax.tree.map(jnp.asarray, functions.results(outputs, loss, data))
+        return self._scaled(loss, around.optimizer), After(state, metrics, result)
 
     def _scaled(self, loss: Any, optimizer: Arrays) -> Any:
         if loss is None:
@@ -119,19 +132,60 @@ def stage_functions(
     for number in range(len(functions.stages)):
         stage = _Stage(functions, binding, number, optimizer, tuple(common), structures)
         mapped = stage.mapped if optimizer is not None else None
-        found.append(
-            StageFunction(binding.weights[number], binding.state[number], _on_replica(place, stage.run), mapped)
-        )
+        run = _on_replica(place, functions, stage.run)
+        found.append(StageFunction(binding.weights[number], binding.state[number], run, mapped))
     return tuple(found)
 
 
-def _on_replica(place: Place, run: Callable[..., Any]) -> Callable[..., Any]:
+def _on_replica(place: Place, functions: Functions, run: Callable[..., Any]) -> Callable[..., Any]:
     if place.replicas.count == 1:
         return run
 
     def on_one(weights: Arrays, boundary: Arrays, around: Around) -> Any:
-        rows = rows_of(around.batch[2])
+        rows = rows_of(functions.element(around.batch)[1])
         with keras_model.one_of_several(place.replicas, place.batch_norm_group, lambda: rows, around.active):
             return run(weights, boundary, around)
 
     return on_one
+
+
+def make_function_loop(
+    name: str,
+    step: Step,
+    functions: Functions,
+    binding: Binding,
+    variables: tuple[Sequence[Any], Sequence[Any]],
+    optimizer: Any,
+    place: Place,
+    asked: Arguments,
+) -> tuple[StageLoop, StageSpread]:
+    """The loop of functions as stages, and how their state lies on the devices of `place`.
+
+    `variables` are those that are trained and the others, with shapes and dtypes. `optimizer` is None where nothing is
+    trained.
+    """
+    trained, others = variables
+    weights = _store(trained, binding.weights, asked.devices, place.replicas.each)
+    state = _store(others, binding.state, asked.devices, place.replicas.each)
+    update, accumulation = None, asked.accumulation
+    if optimizer is not None:
+        accumulation = one_dtype(accumulation.of_weights(trained))
+        average = describe(optimizer).replica_reduction == "mean"
+        kind = ShardedUpdate if asked.shard and place.replicas.count > 1 else None
+        update = make_update(
+            optimizer, trained, weights, average, place.replicas, keras_model.decays, keras_model.forget, kind
+        )
+    stages = stage_functions(functions, binding, optimizer, update.common if update is not None else (), place)
+    spread = StageSpread(place.replicas, weights, state, update)
+    count = accumulation.steps if update is not None else None
+    staging = Staging(stages, asked.schedule, asked.devices, count, place.recompute)
+    return StageLoop(name, step, place, accumulation, spread, staging), spread
+
+
+def _store(variables: Sequence[Any], used: Sequence[Sequence[int]], devices: Sequence[int], each: int) -> Store:
+    """Each variable on the devices of the stages that use it; what no stage uses is on the first."""
+    held: list[set[int]] = [set() for _ in range(each)]
+    for numbers, device in zip(used, devices, strict=True):
+        held[device].update(numbers)
+    held[0].update(set(range(len(variables))).difference(*held))
+    return make_store([Spec.of(v) for v in variables], [sorted(numbers) for numbers in held])

@@ -10,28 +10,22 @@ from typing import Any
 
 from openipu.engine import devices as systems
 from openipu.engine import model as keras_model
-from openipu.engine.accumulate import Accumulation
 from openipu.engine.feed import Slab
 from openipu.engine.place import Place
 from openipu.engine.place import place as make_place
 from openipu.engine.scope import Scope
 from openipu.engine.state import State, Step
-from openipu.optimizers.plan import describe
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
 
-from .functions import Functions, NewState, stage_functions
-from .loop import StageLoop, Staging
-from .packing import Spec
-from .schedules import Schedule
-from .sharded import ShardedUpdate
+from .arguments import Arguments
+from .functions import Functions, NewState, make_function_loop
+from .loop import StageLoop
 from .spread import StageSpread
 from .stages import Arrays
-from .store import make_store
-from .update import make_update
 
 Tree = Any
 KEPT = 16
@@ -63,10 +57,7 @@ class Request:
     """What one call of `pipeline` asks for, apart from its data."""
 
     functions: Functions
-    accumulation: Accumulation
-    schedule: Schedule
-    devices: tuple[int, ...]
-    shard: bool
+    asked: Arguments
     ordinal: int
     key: Any
     """Equal for calls that ask for the same."""
@@ -106,7 +97,7 @@ def runner(request: Request, element: Tree) -> Runner:
     """The pipeline for a request and the shape of an element; those used last are kept."""
     systems.reserve(systems.cores())
     system = systems.system(request.ordinal)
-    place = make_place(system, 1 + max(request.devices))
+    place = make_place(system, 1 + max(request.asked.devices))
     shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves(element))
     key = (request.key, place, shapes)
     if key not in _runners:
@@ -122,32 +113,9 @@ def runner(request: Request, element: Tree) -> Runner:
 def _make(request: Request, element: Tree, place: Place) -> Runner:
     functions = request.functions
     variables, optimizer = _discover(functions, element, place)
-    count = 1 + max(request.devices)
-
-    def held(parts: Sequence[Sequence[int]]) -> list[list[int]]:
-        found: list[set[int]] = [set() for _ in range(count)]
-        for numbers, device in zip(parts, request.devices, strict=True):
-            found[device].update(numbers)
-        return [sorted(numbers) for numbers in found]
-
-    weights = make_store([Spec.of(v) for v in variables.trained], held(variables.weights))
-    state = make_store([Spec.of(v) for v in variables.others], held(variables.state))
-    update = None
-    if optimizer is not None:
-        average = describe(optimizer).replica_reduction == "mean"
-        kind = ShardedUpdate if request.shard and place.replicas.count > 1 else None
-        update = make_update(
-            optimizer, variables.trained, weights, average, place.replicas, keras_model.decays, keras_model.forget, kind
-        )
-    common = update.common if update is not None else ()
-    stages = stage_functions(functions, variables, optimizer, common, place)
-    spread = StageSpread(place.replicas, weights, state, update)
-    staging = Staging(
-        stages, request.schedule, request.devices, request.accumulation.steps if update is not None else None,
-        place.recompute,
-    )  # fmt: skip
     step = Step(keras_model.in_stages, None, "all")
-    loop = StageLoop("pipeline", step, place, request.accumulation, spread, staging)
+    owned = variables.trained, variables.others
+    loop, spread = make_function_loop("pipeline", step, functions, variables, owned, optimizer, place, request.asked)
     return Runner(variables, optimizer, loop, spread, place)
 
 

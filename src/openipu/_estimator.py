@@ -1,0 +1,244 @@
+"""What all estimators have in common: training, evaluating, predicting, and looking into checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from openipu.engine.estimator.core import Core, single_examples
+from openipu.engine.estimator.hooks import CheckpointSaverListener
+from openipu.engine.estimator.saved import FOLDER
+from openipu.engine.estimator.trace import arguments
+from openipu.engine.plan import positive
+from openipu.ipu_run_config import RunConfig
+
+log = logging.getLogger("openipu")
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStartSettings:
+    """Which weights of another training run a new one begins with.
+
+    Args:
+        ckpt_to_initialize_from: A `model_dir`, or one of its checkpoints.
+        vars_to_warm_start: Part of the names of the weights to take, as a regular expression.
+    """
+
+    ckpt_to_initialize_from: str | Path
+    vars_to_warm_start: str = ".*"
+
+
+class EstimatorBase:
+    """An estimator whose `Core` makes programs of `model_fn`; a subclass checks its arguments and chooses the core."""
+
+    def __init__(
+        self,
+        core: type[Core],
+        model_fn: Callable[..., Any],
+        model_dir: str | Path | None,
+        config: RunConfig | None,
+        params: dict[str, Any] | None,
+        warm_start_from: Any,
+    ) -> None:
+        self.config = checked_config(config)
+        self.params = checked_params(params)
+        self.model_fn = model_fn
+        if warm_start_from is not None and not isinstance(warm_start_from, WarmStartSettings):
+            warm_start_from = WarmStartSettings(warm_start_from)
+        folder = _model_dir(model_dir, self.config)
+        self._core = core(model_fn, folder, self.config, self.params, warm_start_from)
+
+    @property
+    def model_dir(self) -> str:
+        """Where checkpoints and event files are."""
+        return str(self._core.model_dir)
+
+    # --- running
+
+    def train(
+        self,
+        input_fn: Callable[..., Any],
+        hooks: Sequence[Any] | None = None,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        saving_listeners: Sequence[CheckpointSaverListener] | None = None,
+    ) -> Self:
+        """Train for `steps` more steps, or until there are `max_steps` in all.
+
+        A step is one micro-batch on each replica. Training also ends with the data, or when a hook asks for it. The
+        state is saved at the end and in between as the `RunConfig` says.
+
+        Args:
+            input_fn: Gives the training data.
+            hooks: `SessionRunHook`s.
+            steps: A multiple of `iterations_per_loop`.
+            max_steps: Training stops at the end of the first execution that reaches it.
+            saving_listeners: Called around the saving of checkpoints.
+        """
+        steps, max_steps = positive("steps", steps, optional=True), positive("max_steps", max_steps, optional=True)
+        if (steps is None) == (max_steps is None):
+            raise ValueError(f"`steps` is {steps} and `max_steps` is {max_steps}. Give exactly one of them.")
+        self._check_multiple(steps)
+        for listener in saving_listeners or ():
+            if not isinstance(listener, CheckpointSaverListener):
+                raise TypeError(f"A saving listener is a {type(listener).__name__}. Give `CheckpointSaverListener`s.")
+        params = self._params_of("train", input_fn)
+        self._core.train(input_fn, params, list(hooks or ()), steps, max_steps, list(saving_listeners or ()))
+        return self
+
+    def evaluate(
+        self,
+        input_fn: Callable[..., Any],
+        steps: int | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | Path | None = None,
+        name: str | None = None,
+    ) -> dict[str, Any]:
+        """The loss, the metrics and the global step of a checkpoint, as a dict.
+
+        Args:
+            input_fn: Gives the data.
+            steps: How many steps to evaluate, a multiple of `iterations_per_loop`; None: to the end of the data.
+            hooks: `SessionRunHook`s.
+            checkpoint_path: Which checkpoint; None: the newest.
+            name: Keeps the event files of several evaluations apart.
+        """
+        steps = positive("steps", steps, optional=True)
+        self._check_multiple(steps)
+        params = self._params_of("eval", input_fn)
+        return self._core.evaluate(input_fn, params, steps, list(hooks or ()), checkpoint_path, name)
+
+    def predict(
+        self,
+        input_fn: Callable[..., Any],
+        predict_keys: str | Sequence[str] | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | Path | None = None,
+        yield_single_examples: bool = True,
+        num_predictions: int | None = None,
+    ) -> Iterator[Any]:
+        """Yield the predictions for each example, in the order of the data, to its end.
+
+        Args:
+            input_fn: Gives the data; labels are ignored.
+            predict_keys: Which predictions of a dict to give.
+            hooks: `SessionRunHook`s.
+            checkpoint_path: Which checkpoint; None: the newest.
+            yield_single_examples: False: yield arrays with the examples of one execution.
+            num_predictions: Stop after so many examples.
+        """
+        limit = positive("num_predictions", num_predictions, optional=True)
+        params = self._params_of("predict", input_fn)
+        blocks = self._core.predict(input_fn, params, list(hooks or ()), checkpoint_path)
+        blocks = (_chosen(block, predict_keys) for block in blocks)
+        if yield_single_examples:
+            return single_examples(blocks, limit)
+        if limit is not None:
+            raise ValueError("`num_predictions` counts examples. Set `yield_single_examples=True`, or leave it out.")
+        return blocks
+
+    # --- checkpoints
+
+    def latest_checkpoint(self) -> str | None:
+        """The folder of the newest checkpoint."""
+        step = self._core.checkpoints().latest()
+        return None if step is None else str(self._core.model_dir / FOLDER / str(step))
+
+    def get_variable_names(self) -> list[str]:
+        """The names of the variables in the newest checkpoint."""
+        return [*self._variables(), "global_step"]
+
+    def get_variable_value(self, name: str) -> Any:
+        """The value of a variable in the newest checkpoint."""
+        variables = self._variables()
+        if name == "global_step":
+            saved = self._core.saved()
+            return saved.global_step if saved else 0
+        if name not in variables:
+            raise ValueError(f"There is no variable {name!r}. There are {', '.join(self.get_variable_names())}.")
+        return variables[name]
+
+    def _variables(self) -> dict[str, Any]:
+        saved = self._core.saved()
+        if saved is None:
+            raise ValueError(f"There is no checkpoint in {self.model_dir}. Train first.")
+        return saved.variables | saved.optimizer
+
+    # --- checks
+
+    def _check_multiple(self, steps: int | None) -> None:
+        iterations = self._core.iterations
+        if steps is not None and steps % iterations:
+            raise ValueError(
+                f"`steps` ({steps}) must be a multiple of `iterations_per_loop` ({iterations}), the steps of an "
+                f"execution. Give {-(-steps // iterations) * iterations}, for example."
+            )
+
+    def _params_of(self, kind: str, input_fn: Callable[..., Any]) -> dict[str, Any]:
+        """The params of a run."""
+        del kind
+        if not callable(input_fn):
+            raise TypeError(f"`input_fn` is a {type(input_fn).__name__}. Give a function that returns a dataset.")
+        return self.params
+
+
+def check_model_fn(model_fn: Any, params: Any, known: Sequence[str]) -> None:
+    """Raise where a function cannot be called as a model_fn."""
+    declared = declared_by(model_fn)
+    unknown = [name for name in declared if name not in known]
+    if unknown:
+        raise ValueError(f"model_fn has the argument {unknown[0]!r}. It may have {', '.join(known)}.")
+    if params and "params" not in declared:
+        raise ValueError("`params` are given, but model_fn has no argument `params`. Add it.")
+
+
+def declared_by(model_fn: Any) -> tuple[str, ...]:
+    """The arguments of a function; raises if it is none."""
+    if not callable(model_fn):
+        raise ValueError(f"`model_fn` is a {type(model_fn).__name__}. Give a function.")
+    return arguments(model_fn)
+
+
+def checked_config(config: Any) -> RunConfig:
+    """The configuration of an estimator, the default one for None."""
+    if config is None:
+        return RunConfig()
+    if not isinstance(config, RunConfig):
+        raise ValueError(f"`config` is a {type(config).__name__}. Give an `openipu.ipu_run_config.RunConfig`.")
+    return config
+
+
+def checked_params(params: Any) -> dict[str, Any]:
+    """The params of an estimator."""
+    if params is not None and not isinstance(params, dict):
+        raise ValueError(f"`params` is a {type(params).__name__}. Give a dict.")
+    given: dict[str, Any] = dict(params or {})
+    if "input_fn" in given:
+        raise ValueError("`params` has the key 'input_fn', which is reserved. Call it otherwise.")
+    return given
+
+
+def _model_dir(model_dir: str | Path | None, config: RunConfig) -> Path:
+    if model_dir is not None and config.model_dir is not None and str(model_dir) != config.model_dir:
+        raise ValueError(f"`model_dir` is {str(model_dir)!r}, but that of `config` is {config.model_dir!r}. Give one.")
+    chosen = model_dir or config.model_dir
+    if chosen is None:
+        chosen = tempfile.mkdtemp(prefix="openipu-estimator-")
+        log.warning("Checkpoints go to the temporary folder %s. Give `model_dir` to keep them.", chosen)
+    return Path(chosen)
+
+
+def _chosen(predictions: Any, keys: str | Sequence[str] | None) -> Any:
+    if keys is None:
+        return predictions
+    keys = [keys] if isinstance(keys, str) else list(keys)
+    if not isinstance(predictions, dict):
+        raise ValueError("`predict_keys` is given, but the predictions of model_fn are not a dict. Leave it out.")
+    missing = [key for key in keys if key not in predictions]
+    if missing:
+        raise ValueError(f"There is no prediction {missing[0]!r}. There are {', '.join(map(repr, predictions))}.")
+    return {key: predictions[key] for key in keys}

@@ -1,0 +1,122 @@
+"""`StagedPlan` -> `Program`: a model_fn in stages on the pipeline executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from openipu.engine import model as keras_model
+from openipu.engine.execution import rows_of
+from openipu.engine.loop import Result
+from openipu.engine.options import Options
+from openipu.engine.pipeline.functions import make_function_loop
+from openipu.engine.place import Place
+from openipu.engine.state import Step
+from openipu.optimizers.plan import describe
+
+import jax
+import numpy as np
+
+from .core import Core, Logs
+from .outbox import Outbox
+from .specs import ENGINE_MODE
+from .stage_specs import IPUPipelineEstimatorSpec
+from .stage_trace import PipelineFn, StagedPlan, discover_stages, functions_of
+from .steps import Program, at_least_1d, host_logs, joined, row_by_row, train_step
+from .trace import current_trace
+
+Tree = Any
+
+
+class StagedCore(Core):
+    """The machinery of a pipelined estimator: programs are made of stages, all else is the same."""
+
+    def _make_program(self, mode: str, batch: Tree, where: Place, params: Logs) -> Program:
+        model_fn = PipelineFn(self._model_fn, mode, params, self.config)
+        plan, logged = discover_stages(model_fn, batch, where.replicas, self.config.tf_random_seed)
+        spec: IPUPipelineEstimatorSpec = plan.spec
+        self._check_counts(spec)
+        self._check_weights(plan)
+        options = Options(accumulation=spec.asked.accumulation)
+        if mode == "train":
+            options = _with_optimizer(options, plan.optimizer)
+            self._check_training(plan, options, where.replicas)
+        return make_staged_program(plan, where, options, self._outbox(plan, logged, []), self._name)
+
+    def _check_counts(self, spec: IPUPipelineEstimatorSpec) -> None:
+        """The rules about devices and micro-batches, before anything compiles."""
+        asked, ipu = spec.asked, self.config.ipu_run_config
+        count = asked.accumulation.steps
+        if self.iterations < count or self.iterations % count:
+            raise ValueError(
+                f"`iterations_per_loop` is {self.iterations} micro-batches, which is not a multiple of "
+                f"`gradient_accumulation_count`, {count}. Give {-(-self.iterations // count) * count}, for example."
+            )
+        needed, shards = len(set(asked.devices)), ipu.num_shards
+        if not shards / 2 < needed <= shards:
+            raise ValueError(
+                f"This pipeline requires {needed} devices, but `IPURunConfig.num_shards` is {shards}. Set it to "
+                f"{needed}, or change `device_mapping`."
+            )
+        if max(asked.devices) >= shards:
+            raise ValueError(
+                f"`device_mapping` {list(asked.devices)} uses device {max(asked.devices)}, but with `num_shards` = "
+                f"{shards} the devices of a replica are 0 to {shards - 1}. Number them from 0."
+            )
+
+
+def _with_optimizer(options: Options, optimizer: Any) -> Options:
+    plan = describe(optimizer)
+    if plan.accumulation is not None:
+        raise ValueError(
+            f"The optimizer {optimizer.name!r} accumulates {plan.accumulation.steps} micro-batches, but in a pipeline "
+            "`gradient_accumulation_count` says how many. Give the optimizer inside it."
+        )
+    return options.with_optimizer(plan)
+
+
+def make_staged_program(plan: StagedPlan, place: Place, options: Options, outbox: Outbox, name: str) -> Program:
+    """Everything but the compilation, which happens at the first launch."""
+    mode, spec = ENGINE_MODE[plan.mode], plan.spec
+    step, on_host = Step(keras_model.in_stages, None, "all"), None
+    metrics: Callable[[], list[Any]] = list
+    if mode == "train":
+        step, metrics = train_step(keras_model.in_stages, None, place.replicas, outbox)
+        functions = functions_of(spec, metrics=partial(_counted, outbox))
+    elif mode == "test":
+        functions = functions_of(spec, results=lambda outputs, *_: jax.tree.map(at_least_1d, outputs))
+        on_host = partial(_on_host, spec.eval_metrics_fn)
+    else:
+        functions = functions_of(spec, results=_prediction)
+    counters = [jax.ShapeDtypeStruct((), np.int32)] * plan.counters
+    variables = (
+        [made.variable for _, made in plan.in_part("trainable")],
+        [*counters, *(made.variable for _, made in plan.in_part("non_trainable"))],
+    )
+    loop, spread = make_function_loop(
+        f"{name}_{mode}", step, functions, plan, variables, plan.optimizer, place, spec.asked
+    )
+    return Program(plan, loop, spread, place, options, metrics, on_host)
+
+
+def _counted(outbox: Outbox, metrics: list[Any], loss: Any, data: Tree) -> list[Any]:
+    """The metrics after a micro-batch: its loss, and what hooks log of it."""
+    logged = [tensors for _, tensors in current_trace("A stage").logs]
+    return outbox.put_with(metrics, loss, rows_of(data), logged)
+
+
+def _prediction(outputs: list[Any], _loss: None, data: Tree) -> Tree:
+    if len(outputs) != 1:
+        raise ValueError(
+            f"The last stage returned {len(outputs)} tensors to predict. Return one, or a dict of them by name."
+        )
+    return row_by_row(outputs[0], rows_of(data))
+
+
+def _on_host(function: Any, results: list[Result]) -> Logs:
+    """The metrics of a user's function over the outputs of all micro-batches."""
+    logs = host_logs("eval_metrics_fn", function(*joined(results)))
+    if "loss" not in logs:
+        raise KeyError(f"`eval_metrics_fn` returned {', '.join(map(repr, logs)) or 'nothing'}. Return a 'loss' too.")
+    return {name: np.mean(value) if name == "loss" else value for name, value in logs.items()}

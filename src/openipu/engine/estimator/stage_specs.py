@@ -1,0 +1,91 @@
+"""What the model_fn of a pipelined estimator returns, and the rules about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from openipu.config.notices import name_once
+from openipu.engine.accumulate import Reduction, dtype_option
+from openipu.engine.pipeline.arguments import OPTIONS, arguments
+
+from .specs import ENGINE_MODE
+
+_OURS = ("repeat_count", "inputs", "infeed_queue", "outfeed_queue", "outfeed_loss", "outfeed_mask")
+_OURS_TOO = ("accumulate_outfeed", "accumulate_outfeed_dtype")
+_ACCEPTED = ("name", "gradient_accumulation_for_captured_grads")
+
+
+class IPUPipelineEstimatorSpec:
+    """What the model_fn of an `IPUPipelineEstimator` returns: a model as functions, one for each stage.
+
+    The first stage gets what `input_fn` gives: features and labels, features alone, or a dict as named arguments. Each
+    other stage gets what the one before returned.
+
+    Args:
+        mode: One of `ModeKeys`.
+        computational_stages: Two or more functions.
+        gradient_accumulation_count: Micro-batches of one update. `iterations_per_loop` is a multiple of it.
+        eval_metrics_fn: Needed for EVAL. Called on the host with the outputs of the last stage for all micro-batches,
+            joined along their first axis in the order of the data; a scalar output becomes one value for each
+            micro-batch. Returns a dict of metrics with "loss".
+        optimizer_function: Needed for TRAIN. Makes an `OptimizerFunctionOutput` from the outputs of the last stage.
+        device_mapping: The device of each stage; by default each has its own.
+        loss_accumulator_dtype: Has no effect: losses are added up in float32.
+        training_hooks, evaluation_hooks, prediction_hooks: Hooks besides those given to `train` and so on.
+        reduction_method: How gradients of micro-batches become one: sum, mean or running_mean.
+        pipeline_op_kwargs: Other arguments of `pipelining_ops.pipeline`, such as `pipeline_schedule`.
+    """
+
+    host_call: ClassVar[None] = None
+    """What there is for an `IPUEstimatorSpec` only."""
+
+    def __init__(
+        self,
+        mode: str,
+        computational_stages: Sequence[Callable[..., Any]],
+        gradient_accumulation_count: int | None = None,
+        eval_metrics_fn: Callable[..., dict[str, Any]] | None = None,
+        optimizer_function: Callable[..., Any] | None = None,
+        device_mapping: Sequence[int] | None = None,
+        loss_accumulator_dtype: Any = None,
+        training_hooks: Sequence[Any] | None = None,
+        evaluation_hooks: Sequence[Any] | None = None,
+        prediction_hooks: Sequence[Any] | None = None,
+        reduction_method: Any = Reduction.SUM,
+        **pipeline_op_kwargs: Any,
+    ) -> None:
+        if mode not in ENGINE_MODE:
+            raise ValueError(f"`mode` is {mode!r}. Give one of {', '.join(map(repr, ENGINE_MODE))} (ModeKeys).")
+        _check_function("optimizer_function", optimizer_function, mode == "train")
+        _check_function("eval_metrics_fn", eval_metrics_fn, mode == "eval")
+        _check_options(pipeline_op_kwargs)
+        if loss_accumulator_dtype is not None:
+            dtype_option(loss_accumulator_dtype)
+            name_once({"loss_accumulator_dtype": "losses are added up in float32"})
+        self.mode = mode
+        self.optimizer_function, self.eval_metrics_fn = optimizer_function, eval_metrics_fn
+        self.asked = arguments(
+            mode == "train",
+            computational_stages=computational_stages,
+            gradient_accumulation_count=gradient_accumulation_count,
+            device_mapping=device_mapping,
+            reduction_method=reduction_method,
+            **{name: value for name, value in pipeline_op_kwargs.items() if name not in _ACCEPTED},
+        )
+        self.hooks = tuple({"train": training_hooks, "eval": evaluation_hooks, "infer": prediction_hooks}[mode] or ())
+
+
+def _check_function(name: str, value: Any, needed: bool) -> None:
+    if needed and value is None:
+        raise ValueError(f"`{name}` is not given, but this mode needs it. Give a function.")
+    if value is not None and not callable(value):
+        raise TypeError(f"`{name}` is a {type(value).__name__}. Give a function.")
+
+
+def _check_options(given: dict[str, Any]) -> None:
+    for name in given:
+        if name in _OURS or name in _OURS_TOO:
+            raise ValueError(f"`{name}` is set by the estimator: it feeds the pipeline and reads it. Leave it out.")
+        if name not in OPTIONS and name not in _ACCEPTED:
+            raise TypeError(f"`pipeline` has no argument {name!r}. It has {', '.join(OPTIONS)}.")

@@ -1,0 +1,291 @@
+"""A model_fn in stages -> `StagedPlan`: which variables each stage makes and uses, and each stage as a pure function.
+
+All stages are traced once, one after the other, to learn their variables. The executor then traces each of them by
+itself. For that, model_fn is called anew, and only that stage of what it returns: what its layers make is numbered and
+named as if the stages before had been there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from openipu.engine.model import Made
+from openipu.engine.pipeline.functions import Functions, NewState
+from openipu.engine.pipeline.stages import Arrays
+from openipu.engine.replicate import Replicas
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .specs import TrainOp
+from .stage_specs import IPUPipelineEstimatorSpec
+from .trace import Plan, Trace, current_trace, learned, probed, unseeded, zeros
+
+Tree = Any
+PIPELINE_FN_ARGUMENTS = ("mode", "params", "config")
+BODY = -1
+"""In place of the number of a stage: model_fn itself."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PipelineFn:
+    """A user's function that gives a model in stages, called with those of its arguments that it declares."""
+
+    function: Callable[..., Any]
+    mode: str
+    params: dict[str, Any]
+    config: Any
+
+    def __call__(self) -> IPUPipelineEstimatorSpec:
+        """Its spec."""
+        declared = inspect.signature(self.function).parameters
+        given = {"mode": self.mode, "params": dict(self.params), "config": self.config}
+        spec = self.function(**{name: value for name, value in given.items() if name in declared})
+        if not isinstance(spec, IPUPipelineEstimatorSpec):
+            raise TypeError(f"model_fn returned a {type(spec).__name__}. Return an `IPUPipelineEstimatorSpec`.")
+        if spec.mode != self.mode:
+            raise ValueError(
+                f"model_fn was called for {self.mode!r} and returned a spec for {spec.mode!r}. Pass `mode` on."
+            )
+        return spec
+
+
+@dataclass(slots=True)
+class _Part:
+    """What model_fn itself or one of its stages did while it was traced."""
+
+    made: range = field(default_factory=lambda: range(0))
+    """The numbers of the variables that it made."""
+    names: dict[str, int] = field(default_factory=dict)
+    """How often each name had been given before it."""
+    used: set[int] = field(default_factory=set)
+    changed: set[int] = field(default_factory=set)
+
+
+class StageTrace(Trace):
+    """One call of model_fn and of some of its stages. Knows which of them makes, uses and changes which variable."""
+
+    def __init__(self, bind: Callable[[Made, int], Any], global_step: Any, training: bool) -> None:
+        super().__init__(bind, global_step, training)
+        self.spec: Any = None
+        self.parts: dict[int, _Part] = {}
+        self._stage: int | None = None
+        self._numbers: dict[int, int] = {}
+
+    @contextlib.contextmanager
+    def inside(self, stage: int, names: dict[str, int] | None = None) -> Iterator[None]:
+        """While active, what happens belongs to this stage."""
+        if names is not None:
+            self.go_on_naming(names)
+        part = self.parts[stage] = _Part(names=self.names())
+        self._stage, begin = stage, len(self.made)
+        try:
+            yield
+        finally:
+            part.made, self._stage = range(begin, len(self.made)), None
+
+    def add(self, variable: Any, initial: Callable[[], Any]) -> None:
+        """Called for each variable after it was made."""
+        self._numbers[id(variable)] = len(self.made)
+        super().add(variable, initial)
+        if self._stage != BODY:
+            self._note(variable, "used")
+
+    def get_current_value(self, variable: Any) -> Any:
+        """The value of a variable inside."""
+        self._note(variable, "used")
+        return super().get_current_value(variable)
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Keep a variable's new value."""
+        self._note(update[0], "changed")
+        super().add_update(update)
+
+    def _note(self, variable: Any, what: str) -> None:
+        number = self._numbers.get(id(variable))
+        if number is None or self._stage is None:
+            return
+        getattr(self.parts[self._stage], what).add(number)
+        maker = next((s for s, p in self.parts.items() if s not in (BODY, self._stage) and number in p.made), None)
+        if maker is not None:
+            raise ValueError(
+                f"Stage {self._stage} uses {variable.path!r}, which stage {maker} makes. Stages share what is made "
+                "before them: call the layer's `build` in model_fn itself."
+            )
+
+
+def current_spec() -> IPUPipelineEstimatorSpec:
+    """That of the call of model_fn that is going on."""
+    trace = current_trace("A stage")
+    assert isinstance(trace, StageTrace)
+    spec: IPUPipelineEstimatorSpec = trace.spec
+    return spec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagedPlan(Plan):
+    """The plan for a model_fn in stages; also the executor's `Binding`."""
+
+    model_fn: PipelineFn
+    parts: tuple[_Part, ...]
+    body: int
+    """How many variables model_fn makes before its stages."""
+    weights: tuple[tuple[int, ...], ...]
+    state: tuple[tuple[int, ...], ...]
+    """For each stage, first its counter of steps."""
+
+    @contextlib.contextmanager
+    def bound(self, stage: int, weights: Arrays, state: Arrays) -> Iterator[NewState]:
+        """While active, a new call of model_fn is going on, in which the variables of a stage have these values."""
+        numbers = self._made("trainable", self.weights[stage]), self._made("non_trainable", self.state[stage][1:])
+        values = dict(zip((n for part in numbers for n in part), (*weights, *state[1:]), strict=True))
+        part = self.parts[stage]
+
+        def bind(made: Made, number: int) -> Any:
+            number += 0 if number < self.body else part.made.start - self.body
+            self.check(made if number < self.body or number in part.made else None, number)
+            if number in values:
+                return values[number]
+            return zeros(made, number) if self.slots[number] is not None else self.made[number].initial()
+
+        def new_state() -> Arrays:
+            if len(trace.made) < self.body + len(part.made):
+                self.check(None, len(trace.made) - self.body + part.made.start)
+            count = state[0] + (self.mode == "train")
+            return [count, *(trace.get_current_value(trace.made[local(n)].variable) for n in numbers[1])]
+
+        def local(number: int) -> int:
+            return number if number < self.body else number - part.made.start + self.body
+
+        with unseeded(), StageTrace(bind, state[0], self.mode == "train") as trace:
+            trace.spec = self.model_fn()
+            with trace.inside(stage, part.names):
+                yield new_state
+            self._check_used(trace, stage)
+
+    def _made(self, part: str, numbers: Sequence[int]) -> list[int]:
+        """Which variables lie at these places of a part of the state."""
+        where = {slot: number for number, slot in enumerate(self.slots) if slot is not None}
+        return [where[part, number] for number in numbers]
+
+    def _check_used(self, trace: StageTrace, stage: int) -> None:
+        """A stage has the values of what it used before, and of nothing else."""
+        for number in trace.parts[stage].used:
+            shared = number < self.body and self.slots[number] is not None and self.made[number].kind != "optimizer"
+            if shared and number not in self.parts[stage].used:
+                raise ValueError(
+                    f"Stage {stage} uses {self.made[number].path!r} and did not when it was traced before. Let it do "
+                    "the same each time."
+                )
+
+
+def discover_stages(model_fn: PipelineFn, batch: Tree, replicas: Replicas, seed: int | None) -> tuple[StagedPlan, Tree]:
+    """Learn what model_fn and its stages make for batches like this one; also gives the shapes of logged tensors."""
+
+    def probe(batch: Tree) -> tuple[StagedPlan, Tree]:
+        with StageTrace(zeros, jnp.int32(0), model_fn.mode == "train") as trace:
+            with trace.inside(BODY):
+                trace.spec = spec = model_fn()
+            functions = functions_of(spec)
+            outputs: Any = ()
+            op = None
+            for stage in range(len(spec.asked.stages)):
+                with trace.inside(stage):
+                    outputs = jax.tree.map(jnp.asarray, functions.call(stage, outputs, batch))
+                    if trace.logs and stage < functions.last:
+                        raise ValueError(
+                            f"Stage {stage} logs tensors, but they leave the program from the last stage only. Hand "
+                            "them on, and log them there or in `optimizer_function`."
+                        )
+                    if functions.optimizer_function is not None and stage == functions.last:
+                        output = functions.optimizer_function(*outputs)
+                        _check_loss(output.loss)
+            if functions.optimizer_function is not None:
+                op = trace.minimize(output.opt, output.loss, var_list=output.variables)
+            return _plan(model_fn, trace, spec, op), [tensors for _, tensors in trace.logs]
+
+    return probed(probe, batch, replicas, seed)
+
+
+def functions_of(spec: IPUPipelineEstimatorSpec, **results: Any) -> Functions:
+    """The stages of whatever call of model_fn is going on, as the executor knows them."""
+
+    def call(number: int, *received: Any, **named: Any) -> Any:
+        return current_spec().asked.stages[number](*received, **named)
+
+    def optimizer_function(*outputs: Any) -> Any:
+        from openipu.ops.pipelining_ops import OptimizerFunctionOutput
+
+        function = current_spec().optimizer_function
+        assert function is not None
+        output = function(*outputs)
+        if not isinstance(output, OptimizerFunctionOutput):
+            raise TypeError(
+                f"`optimizer_function` returned a {type(output).__name__}. Return an `OptimizerFunctionOutput`."
+            )
+        return output
+
+    stages = tuple(partial(call, number) for number in range(len(spec.asked.stages)))
+    trained = optimizer_function if spec.mode == "train" else None
+    return Functions(stages, trained, **{"results": lambda *_: (), "element": _element, **results})
+
+
+def _element(batch: tuple[Any, ...]) -> tuple[tuple[()], Any]:
+    return (), batch[0] if len(batch) == 1 else batch
+
+
+def _check_loss(loss: Any) -> None:
+    if np.shape(loss) not in ((), (1,)):
+        raise ValueError(
+            f"`loss` has shape {np.shape(loss)}, but it is one number per micro-batch. Take its `keras.ops.mean`."
+        )
+
+
+def _plan(model_fn: PipelineFn, trace: StageTrace, spec: IPUPipelineEstimatorSpec, op: TrainOp | None) -> StagedPlan:
+    stages = len(spec.asked.stages)
+    facts = learned(trace, model_fn.mode, spec, op, counters=stages)
+    body = trace.parts.pop(BODY)
+    parts = tuple(trace.parts[stage] for stage in range(stages))
+    for part in parts:
+        # What model_fn computes from variables before its stages may be part of any of them.
+        part.used |= body.used
+    used: list[dict[str, list[int]]] = []
+    for part in parts:
+        slots = sorted({slot for n in part.used if (slot := facts["slots"][n]) is not None})
+        used.append({name: [i for where, i in slots if where == name] for name in ("trainable", "non_trainable")})
+    plan = StagedPlan(
+        **facts,
+        model_fn=model_fn,
+        parts=parts,
+        body=len(body.made),
+        weights=tuple(tuple(part["trainable"]) for part in used),
+        state=tuple((stage, *part["non_trainable"]) for stage, part in enumerate(used)),
+    )
+    _check_changes(plan, body, spec.asked.devices)
+    return plan
+
+
+def _check_changes(plan: StagedPlan, body: _Part, devices: Sequence[int]) -> None:
+    """Raise where a variable would get different values on different devices."""
+    for number in body.changed:
+        raise ValueError(
+            f"model_fn changes {plan.made[number].path!r} outside of its stages, but only they are part of the "
+            "program. Do it in a stage."
+        )
+    for stage, part in enumerate(plan.parts):
+        for number in part.changed:
+            slot, path = plan.slots[number], plan.made[number].path
+            if slot is not None and slot[0] == "trainable":
+                raise ValueError(f"Stage {stage} assigns to {path!r}, which is trained. Only the optimizer may.")
+            others = [s for s, other in enumerate(plan.parts) if number in other.used and devices[s] != devices[stage]]
+            if slot is not None and others:
+                raise ValueError(
+                    f"{path!r} is state that stage {stage} changes and stage {others[0]} uses, on another device. Put "
+                    "both on one device with `device_mapping`, or use a layer of its own in each stage."
+                )

@@ -1,0 +1,71 @@
+"""`IPUPipelineEstimator`: an estimator whose model is cut into stages, which run on devices of their own.
+
+>>> def model_fn(mode, params):          # doctest: +SKIP
+...     def stage1(features, labels):
+...         return keras.layers.Dense(64, activation="relu")(features), labels
+...
+...     def stage2(x, labels):
+...         logits = keras.layers.Dense(10)(x)
+...         return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True))
+...
+...     def optimizer_function(loss):
+...         return ipu.ops.pipelining_ops.OptimizerFunctionOutput(keras.optimizers.SGD(0.01), loss)
+...
+...     def eval_metrics_fn(loss):
+...         return {"loss": loss}
+...
+...     return IPUPipelineEstimatorSpec(
+...         mode, [stage1, stage2], 4, optimizer_function=optimizer_function, eval_metrics_fn=eval_metrics_fn
+...     )
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from openipu._estimator import EstimatorBase, check_model_fn, declared_by
+from openipu.engine.estimator.stage_program import StagedCore
+from openipu.engine.estimator.stage_specs import IPUPipelineEstimatorSpec
+from openipu.engine.estimator.stage_trace import PIPELINE_FN_ARGUMENTS
+from openipu.ipu_run_config import RunConfig
+
+__all__ = ["IPUPipelineEstimator", "IPUPipelineEstimatorSpec"]
+
+
+class IPUPipelineEstimator(EstimatorBase):
+    """Trains, evaluates and predicts with a model in stages, each on a device of its own.
+
+    `model_fn(mode, params, config)` declares those of these arguments that it wants and returns an
+    `IPUPipelineEstimatorSpec`, whose functions get the data. Everything else is as with an `IPUEstimator`: compiled
+    loops of `iterations_per_loop` micro-batches, checkpoints, hooks, event files. `IPURunConfig.num_shards` is the
+    number of devices of one copy of the model, `num_replicas` the number of copies.
+
+    Checkpoints hold whole weights by name, so they fit any number of stages and replicas, and an `IPUEstimator` that
+    makes the same layers in the same order.
+
+    Args:
+        model_fn: The function.
+        model_dir: Where checkpoints and event files go. None: that of `config`, else a temporary folder.
+        config: A `RunConfig`; None: `RunConfig()`.
+        params: A dict that is passed to `model_fn` and `input_fn`.
+        warm_start_from: A `model_dir` or checkpoint whose weights training begins with, or `WarmStartSettings`.
+    """
+
+    def __init__(
+        self,
+        model_fn: Callable[..., Any],
+        model_dir: str | Path | None = None,
+        config: RunConfig | None = None,
+        params: dict[str, Any] | None = None,
+        warm_start_from: Any = None,
+    ) -> None:
+        for name in ("features", "labels"):
+            if name in declared_by(model_fn):
+                raise ValueError(
+                    f"model_fn has the argument {name!r}, but in a pipeline the first stage gets the data. Give {name} "
+                    f"to the first stage, and model_fn only {', '.join(PIPELINE_FN_ARGUMENTS)}."
+                )
+        check_model_fn(model_fn, params, PIPELINE_FN_ARGUMENTS)
+        super().__init__(StagedCore, model_fn, model_dir, config, params, warm_start_from)
