@@ -363,5 +363,5 @@ def test_a_weight_without_a_gradient_is_named() -> None:
         y = layers.Dense(8, name="idle")(x)
         return keras.Model(inputs, layers.Dense(3)(x + 0 * keras.ops.stop_gradient(y)))
 
-    with pytest.raises(ValueError, match="have no gradient.*idle/kernel"):
+    with pytest.raises(ValueError, match=r"have no gradient.*idle/kernel"):
         fit(made(unused, [0, 1, 1]))
