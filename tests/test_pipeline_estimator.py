@@ -1,7 +1,8 @@
-"""Pipelined estimators: the numbers of an `IPUEstimator` on one device, for every schedule, cut and number of replicas."""
+"""Pipelined estimators: the numbers of an `IPUEstimator` on one device, for every schedule, cut and replica count."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 from typing import Any
 
@@ -71,7 +72,7 @@ def staged_fn(mode, params):
     def optimizer_function(loss, *_):
         return OptimizerFunctionOutput(params.get("optimizer", adam)(), loss)
 
-    stages = [stage(begin, end) for begin, end in zip(cuts, cuts[1:], strict=False)]
+    stages = [stage(begin, end) for begin, end in itertools.pairwise(cuts)]
     return IPUPipelineEstimatorSpec(
         mode,
         stages,
@@ -237,10 +238,10 @@ class Losses(SessionRunHook):
     def __init__(self):
         self.seen = []
 
-    def before_run(self, run_context):
+    def before_run(self, _):
         return SessionRunArgs(["loss", "global_step"])
 
-    def after_run(self, run_context, run_values):
+    def after_run(self, _, run_values):
         loss, step = run_values.results
         self.seen.append((step, float(loss)))
 
@@ -404,7 +405,7 @@ def built_too_late(mode):
     return spec_fn(computational_stages=stages)(mode)
 
 
-def nothing(mode, labels=None, size=None): ...
+def nothing(): ...
 
 
 @pytest.mark.parametrize(
@@ -450,13 +451,14 @@ def test_refused_functions(tmp_path):
     with pytest.raises(ValueError, match="has the argument 'features', but in a pipeline"):
         IPUPipelineEstimator(model_fn, tmp_path)
     with pytest.raises(ValueError, match="has the argument 'labels'"):
-        IPUPipelineEstimator(nothing, tmp_path)
+        IPUPipelineEstimator(lambda labels: labels, tmp_path)
     with pytest.raises(ValueError, match="has the argument 'size'"):
         IPUPipelineEstimator(lambda size: size, tmp_path)
     with pytest.raises(ValueError, match="no argument `params`"):
         IPUPipelineEstimator(spec_fn(), tmp_path, params={"a": 1})
     with pytest.raises(ValueError, match="`config` is a dict"):
         IPUPipelineEstimator(spec_fn(), tmp_path, {})  # type: ignore[arg-type]
+    assert "'num_shards': 2" in repr(config())
     with pytest.raises(ValueError, match=r"`steps` \(6\) must be a multiple of `iterations_per_loop` \(8\)"):
         IPUPipelineEstimator(spec_fn(), tmp_path, config()).train(looped(8), steps=6)
 

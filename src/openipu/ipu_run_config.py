@@ -174,5 +174,6 @@ class RunConfig:
         return RunConfig(**{name: getattr(self, name) for name in names} | changes)
 
     def __repr__(self) -> str:
-        options = dataclasses.asdict(dataclasses.replace(self.ipu_run_config, ipu_options=None))
+        fields = [field.name for field in dataclasses.fields(IPURunConfig) if field.name != "ipu_options"]
+        options = {name: getattr(self.ipu_run_config, name) for name in fields}
         return f"RunConfig(model_dir={self.model_dir!r}, ipu_run_config={options})"
