@@ -36,11 +36,12 @@ class IPURunConfig:
         iterations_per_loop: Steps of one execution, on each replica.
         ipu_options: The system to configure when a run begins. None: the one that is configured.
         num_replicas: Copies of the model, each with its own micro-batches.
-        num_shards: Devices of one copy of the model.
+        num_shards: Devices of one copy of the model: an `IPUEstimator` cuts it into as many parts by itself, an
+            `IPUPipelineEstimator` puts its stages on them.
         ordinal: Which system of `ipu_options`: "/device:IPU:<ordinal>".
         prefetch_depth: Has no effect: the batches of the next execution are built while one runs.
         compile_summary: Write facts about each run's programs into `model_dir`, such as `train_report.txt`.
-        autosharding: Split the model itself over `num_shards` devices.
+        autosharding: Accepted for scripts that give it: `num_shards` says whether a model is cut.
     """
 
     iterations_per_loop: int = 1
