@@ -60,6 +60,8 @@ class IPURunConfig:
         if self.prefetch_depth is not None:
             positive("prefetch_depth", self.prefetch_depth)
             name_once({"IPURunConfig.prefetch_depth": "the next execution's batches are built while one runs"})
+        if self.autosharding and self.num_shards == 1:
+            name_once({"IPURunConfig.autosharding": "`num_shards` is 1, so there are no devices to split a model over"})
         if self.ipu_options is not None and not isinstance(self.ipu_options, IPUConfig):
             raise TypeError(f"`ipu_options` is a {type(self.ipu_options).__name__}. Give an `IPUConfig`.")
         self._check_devices()
