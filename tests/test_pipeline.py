@@ -365,3 +365,48 @@ def test_a_weight_without_a_gradient_is_named() -> None:
 
     with pytest.raises(ValueError, match=r"have no gradient.*idle/kernel"):
         fit(made(unused, [0, 1, 1]))
+
+
+class Unbuilt(keras.Model):
+    """Says in `call` which layer is in which stage; has no variables before it has seen a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = layers.Dense(8, "tanh"), layers.Dense(3, "softmax")
+
+    def call(self, x: Any) -> Any:
+        with ipu.keras.PipelineStage(0):
+            x = self.first(x)
+        with ipu.keras.PipelineStage(1):
+            return self.second(x)
+
+
+def test_a_subclassed_model_is_built_from_the_data() -> None:
+    keras.utils.set_random_seed(5)
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        model = Unbuilt()
+        model.set_pipelining_options(STEPS)
+        model.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=STEPS)
+    fit(model)
+    assert model._ipu_session.place.replicas.count == 2
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        other = Unbuilt()
+    assert other.predict(data()[0], batch_size=BATCH, verbose=0).shape == (64, 3)
+
+
+def test_marked_values_are_kept_in_one_mode() -> None:
+    def marked() -> keras.Model:
+        x = inputs = keras.Input((6,))
+        for _ in range(4):
+            x = ipu.pipelining_ops.recomputation_checkpoint(layers.Dense(32, "tanh")(x))
+        return keras.Model(inputs, layers.Dense(3)(x))
+
+    def products(mode: Any) -> int:
+        model = made(marked, [0, 0, 0, 0, 1], steps=4, per_execution=4, recomputation_mode=mode)
+        fit(model, 16, epochs=1)
+        return int(replication.programs(model)[0].as_text().count(" dot("))
+
+    configure(2, recompute=True)
+    modes = ipu.pipelining_ops.RecomputationMode
+    assert products(modes.RecomputeAndBackpropagateInterleaved) < products(modes.RecomputeThenBackpropagate)
+    configure(4)

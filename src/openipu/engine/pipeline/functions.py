@@ -24,7 +24,7 @@ import keras
 from .arguments import Arguments
 from .loop import StageLoop, Staging
 from .packing import Spec
-from .rules import one_dtype
+from .rules import one_dtype, recomputed
 from .sharded import ShardedUpdate
 from .spread import StageSpread
 from .stages import After, Around, Arrays, StageFunction
@@ -178,7 +178,7 @@ def make_function_loop(
     stages = stage_functions(functions, binding, optimizer, update.common if update is not None else (), place)
     spread = StageSpread(place.replicas, weights, state, update)
     count = accumulation.steps if update is not None else None
-    staging = Staging(stages, asked.schedule, asked.devices, count, place.recompute)
+    staging = Staging(stages, asked.schedule, asked.devices, count, recomputed(asked.marks_count, place.recompute))
     return StageLoop(name, step, place, accumulation, spread, staging), spread
 
 
