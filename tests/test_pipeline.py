@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import openipu as ipu
+from openipu.engine.pipeline.stages import After, Around, StageFunction, differentiate
 from openipu.schedules import Table, journey
 
 import jax
@@ -394,19 +395,38 @@ def test_a_subclassed_model_is_built_from_the_data() -> None:
     assert other.predict(data()[0], batch_size=BATCH, verbose=0).shape == (64, 3)
 
 
-def test_marked_values_are_kept_in_one_mode() -> None:
-    def marked() -> keras.Model:
-        x = inputs = keras.Input((6,))
-        for _ in range(4):
-            x = ipu.pipelining_ops.recomputation_checkpoint(layers.Dense(32, "tanh")(x))
-        return keras.Model(inputs, layers.Dense(3)(x))
+@pytest.mark.parametrize(("recompute", "kept"), [("nothing", 5), ("unmarked", 1), ("everything", 0)])
+def test_what_is_kept_between_forward_and_backward(recompute: Any, kept: int) -> None:
+    """The marked value in the middle; without computing anything again, what derivatives use around it as well."""
 
-    def products(mode: Any) -> int:
-        model = made(marked, [0, 0, 0, 0, 1], steps=4, per_execution=4, recomputation_mode=mode)
-        fit(model, 16, epochs=1)
-        return int(replication.programs(model)[0].as_text().count(" dot("))
+    def run(weights: list[Any], boundary: list[Any], _: Around) -> tuple[list[Any], After]:
+        x = boundary[0]
+        for weight in weights:
+            x = ipu.pipelining_ops.recomputation_checkpoint(jax.numpy.sin(jax.numpy.exp(x @ weight)))
+        return [x.sum(1)], After([], [], None)
 
+    weights, boundary = [np.ones((6, 6), "float32")] * 2, [np.ones((8, 6), "float32")]
+    around = Around((), [], True, [], [])
+    stage = differentiate(StageFunction((0, 1), (), run), weights, boundary, around, recompute)
+    out, _, values = stage.forward(weights, boundary, around)
+    assert len([spec for spec in stage.kept if spec.shape == (8, 6)]) == kept == len(values)
+    gradients, _ = stage.backward(weights, boundary, around, values, [jax.numpy.ones_like(out[0])])
+    whole = differentiate(StageFunction((0, 1), (), run), weights, boundary, around)
+    expected, _ = whole.backward(
+        weights, boundary, around, whole.forward(weights, boundary, around)[2], [np.ones(8, "f")]
+    )
+    replication.assert_close(gradients, expected)
+
+
+@pytest.mark.parametrize(("mode", "schedule", "kept"), [
+    ("Auto", "Grouped", "everything"), ("Auto", "Sequential", "unmarked"),
+    ("RecomputeThenBackpropagate", "Grouped", "everything"),
+    ("RecomputeAndBackpropagateInterleaved", "Grouped", "unmarked"),
+])  # fmt: skip
+def test_recomputation_modes(mode: str, schedule: str, kept: str) -> None:
     configure(2, recompute=True)
-    modes = ipu.pipelining_ops.RecomputationMode
-    assert products(modes.RecomputeAndBackpropagateInterleaved) < products(modes.RecomputeThenBackpropagate)
+    mode = ipu.pipelining_ops.RecomputationMode[mode]
+    model = made(dense, [0, 0, 1, 1], pipeline_schedule=schedule, recomputation_mode=mode)
+    assert model._ipu_session.plan("train").recompute == kept
     configure(4)
+    assert model._ipu_session.plan("train").recompute == "nothing"
