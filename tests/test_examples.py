@@ -25,6 +25,7 @@ SMALL_CIFAR = {
     "cifar10/cifar10_ipu_estimator.py": CIFAR,
     "cifar10/cifar10_ipu_strategy.py": CIFAR,
     "cifar10/cifar10_estimator_replica.py": [*CIFAR, "--ipus", "2"],
+    "cifar10/cifar10_pipeline_estimator.py": [*CIFAR, "--gradient-accumulation-count", "4"],
     "ipu_estimator_cnn/ipu_estimator_cnn.py": ESTIMATOR,
 }
 """Scripts without an option for fewer images: they are given a small `cifar10.npz`."""
