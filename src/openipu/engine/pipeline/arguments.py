@@ -49,7 +49,7 @@ class Arguments:
     """The device of each stage, counted within a replica."""
     shard: bool
     """Whether each replica keeps its share of the optimizer's state."""
-    marks_count: bool
+    marks_count: bool = False
     """Whether values marked by `recomputation_checkpoint` are kept where stages are computed again."""
 
 
