@@ -50,8 +50,10 @@ check: setup
 bench: setup
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.replicas
+	$(BIN)/python -m benchmarks.pipelines
 	$(BIN)/python -m benchmarks.checkpoints
 	$(BIN)/python -m benchmarks.callbacks
+	$(BIN)/python -m benchmarks.tutorial
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

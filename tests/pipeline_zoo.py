@@ -137,6 +137,14 @@ def attention() -> keras.Model:
     return keras.Model(inputs, layers.Dense(6)(layers.GlobalAveragePooling1D()(x)))
 
 
+def shared_noise() -> keras.Model:
+    """A random layer in every stage; in one of them twice."""
+    drop, noise = layers.Dropout(0.4), layers.GaussianNoise(0.2)
+    x = drop(layers.Dense(6)(inputs := keras.Input((6,))))
+    x = noise(drop(layers.Dense(6)(x)))
+    return keras.Model(inputs, drop(noise(drop(layers.Dense(6)(x)))))
+
+
 def noisy() -> keras.Model:
     x = layers.GaussianNoise(0.3)(inputs := keras.Input((6,)))
     x = layers.Dense(6, activity_regularizer="l2")(layers.Dropout(0.3, seed=1)(x))
@@ -283,6 +291,7 @@ MODELS = {
     "masked_nested": Model(masked_nested, tokens),
     "attention": Model(attention, tokens),
     "noisy": Model(noisy, rows(6)),
+    "shared_noise": Model(shared_noise, rows(6)),
     "subclassed": Model(built(Blocks, lambda: block_inputs(np.random.default_rng(0))), block_inputs),
     "subclassed_inside": Model(subclassed_inside, rows(6)),
     "subclassed_outside": Model(built(Outer, lambda: rows(6)(np.random.default_rng(0))), rows(6)),

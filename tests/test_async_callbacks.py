@@ -130,6 +130,34 @@ def test_evaluate_and_predict(replicas):
     np.testing.assert_array_equal(np.concatenate([logs["outputs"] for _, logs in told.ended]), outputs)
 
 
+def test_a_pipelined_model_tells_its_steps():
+    def train(live: bool) -> Any:
+        keras.utils.set_random_seed(1)
+        with strategy(4).scope():
+            inputs = keras.Input((4,))
+            with ipu.keras.PipelineStage(0):
+                x = keras.layers.Dense(6, activation="relu")(inputs)
+            with ipu.keras.PipelineStage(1):
+                x = keras.layers.Dense(1)(x)
+            model = keras.Model(inputs, x)
+        model.set_pipelining_options(gradient_accumulation_steps_per_replica=4)
+        model.set_asynchronous_callbacks(live)
+        model.compile(keras.optimizers.SGD(0.01), "mse", steps_per_execution=8)
+        return model, *fit(model, epochs=1)
+
+    (plain, _, expected), (live, told, history) = train(False), train(True)
+    assert history == expected
+    for a, b in zip(live.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert told.begun == [batch for batch, _ in told.ended] == list(range(STEPS))
+    assert told.ended[-1][1]["loss"] == pytest.approx(history["loss"][0])
+    assert len({logs["loss"] for _, logs in told.ended}) > STEPS // 4, "not only the last one of each execution"
+    told = Told()
+    outputs = live.predict(X, batch_size=BATCH, verbose=0, callbacks=[told])
+    np.testing.assert_array_equal(np.concatenate([logs["outputs"] for _, logs in told.ended]), outputs)
+    assert len(told.ended) == STEPS
+
+
 def test_streams_and_own_steps():
     class Own(keras.Model):
         def __init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import openipu as ipu
@@ -350,6 +351,84 @@ def test_loops_in_loops_carry_variables(one):
     assert (int(result), int(inner.value), int(outer.value)) == (expected, 6, 2)
 
 
+def test_conditionals_carry_variables_and_feeds(one):
+    even, turns = keras.Variable(0, dtype="int32"), keras.Variable(0, dtype="int32")
+    with one.scope():
+        outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+
+    def hit(x):
+        even.assign(even + 1)
+        return ipu.loops.repeat(2, lambda y: y + 1, [x]), outfeed.enqueue(x)
+
+    def miss(x):
+        turns.assign(turns + 100)
+        return ipu.loops.repeat(3, lambda y: y + 10, [x])
+
+    def bonus():
+        even.assign(even + 1000)
+
+    def body(i, x):
+        turns.assign(turns + 1)
+        x = ipu.loops.cond(i % 2 == 0, hit, miss, [x])
+        ipu.loops.cond(i == 4, bonus)
+        return i + 1, x
+
+    _, x = one.run(lambda: ipu.loops.repeat(5, body, [0, 0]))
+    assert int(x) == 3 * 2 + 2 * 30
+    assert (int(even.value), int(turns.value)) == (1003, 205)
+    assert outfeed.dequeue().tolist() == [0, 32, 64]
+    with one.scope():
+        infeed = ipu.ipu_infeed_queue.IPUIterator([np.float32(1)] * 3)
+        assert int(ipu.loops.cond(True, lambda x: x + 1, inputs=1)) == 2
+    with pytest.raises(ValueError, match="A branch of a conditional takes an element"):
+        one.run(lambda: ipu.loops.cond(True, lambda: [next(infeed)][:0]))
+    with pytest.raises(TypeError, match=r"shape \(\) and dtype float32"):
+        one.run(lambda: ipu.loops.cond(1.0, lambda: None))
+    with pytest.raises(TypeError, match=r"branch .* cannot be called"):
+        one.run(lambda: ipu.loops.cond(True, lambda x: x))
+
+
+def test_threads_trace_one_after_the_other(one):
+    weights = [keras.Variable(0.0) for _ in range(4)]
+    optimizers = [keras.optimizers.SGD(1.0) for _ in range(4)]
+
+    def train(number):
+        def step():
+            return ipu.training.minimize(
+                optimizers[number], lambda: weights[number] * (1.0 + number), [weights[number]]
+            )
+
+        one.run(step)
+
+    threads = [threading.Thread(target=train, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [float(w.value) for w in weights] == [-1, -2, -3, -4]
+    assert not hasattr(keras.optimizers.Optimizer.apply, "__wrapped__"), "Keras is as it was"
+
+
+def test_a_program_that_is_only_compiled_changes_nothing():
+    counter = keras.Variable(3.0)
+
+    def program(x):
+        counter.assign(counter + 1.0)
+        return {"sum": x + counter.value}
+
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = 1
+    config.device_connection.type = ipu.config.DeviceConnectionType.PRE_COMPILE
+    config.device_connection.version = "ipu2"
+    config.configure_ipu_system()
+    try:
+        result = ipu.ipu_strategy.IPUStrategy().run(program, (np.ones(2, "float32"),))
+    finally:
+        configure_all()
+    np.testing.assert_array_equal(result["sum"], [0, 0])
+    assert float(counter.value) == 3
+
+
 def test_a_loop_is_a_program_of_its_own_inside_a_scope(one):
     with one.scope():
         assert float(ipu.loops.repeat(3, lambda x: x * 3, [1.0])) == 27
@@ -434,7 +513,7 @@ def test_errors_of_loops(one):
         run(2, lambda x: x.astype("int32"), [1.0])
     with pytest.raises(TypeError, match=r"returned float32\[2\] for a value that went in as float32\[\]"):
         run(2, lambda x: jnp.stack([x, x]), [1.0])
-    with pytest.raises(TypeError, match=r"returned 2 value\(s\), but 1 are carried"):
+    with pytest.raises(TypeError, match=r"returned 2 value\(s\), but `inputs` has 1"):
         run(2, lambda x: (x, x), [1.0])
     with pytest.raises(ValueError, match="-1 times"):
         run(-1, lambda: None)

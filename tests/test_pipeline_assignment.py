@@ -164,6 +164,20 @@ def test_subclassed_models() -> None:
     assert stages(model, x) == [["first", "second"], ["second (call 1)", "last"]]
 
 
+class MarkedCalls(Chain):
+    def call(self, inputs: Any) -> Any:
+        with PipelineStage(0):
+            x = self.parts[0](inputs)
+        with PipelineStage(1):
+            return self.parts[2](self.parts[1](x))
+
+
+def test_what_call_will_do_is_known_before_the_model_is_built() -> None:
+    for model, expected in ((MarkedCalls(), True), (Chain(), False)):
+        assert is_pipelined(model, None) is expected
+        assert is_pipelined(built(model), None) is expected
+
+
 def test_subclassed_models_are_called_anywhere() -> None:
     model = Marked()
     worker_errors: list[BaseException] = []

@@ -21,20 +21,18 @@ from test_contract import OPTIMIZERS
 pytestmark = zoo.KERAS_WARNINGS
 
 BATCH = 4
-STEPS = 12
-"""Micro-batches per update: a multiple of what every schedule asks for with 2 and 3 stages."""
 
 
 def skips() -> keras.Model:
     """Skip connections over several stages, from the inputs to the outputs, and a layer that is used twice."""
     x = inputs = keras.Input((6,))
-    twice = layers.Dense(8, "tanh")
+    twice = layers.Dense(6, "tanh")
     first = x = twice(x)
-    x = layers.Dense(8, "relu")(x)
+    x = layers.Dense(6, "relu")(x)
     x = twice(x)
     x = layers.Add()([x, first])
     x = layers.Concatenate()([layers.Dense(4)(x), inputs])
-    return keras.Model(inputs, layers.Dense(1)(x))
+    return keras.Model(inputs, layers.Dense(3)(x))
 
 
 def penalised() -> keras.Model:
@@ -43,15 +41,33 @@ def penalised() -> keras.Model:
     x = layers.Dense(6, "tanh", kernel_regularizer="l2")(x)
     x = layers.Dense(6, activity_regularizer=keras.regularizers.L2(0.1))(ops.relu(x) + 0.5)
     x = layers.Dense(6, "tanh", bias_regularizer="l1")(x)
-    return keras.Model(inputs, layers.Dense(1)(x))
+    return keras.Model(inputs, layers.Dense(3)(x))
+
+
+def tied() -> keras.Model:
+    """A decoder block between an embedding and the same embedding: the first and the last stage share its weights."""
+    embedding = layers.ReversibleEmbedding(12, 8)
+    x = embedding(inputs := keras.Input((6,), dtype="int32"))
+    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 4, use_bias=False)(x, x, use_causal_mask=True))
+    x = layers.LayerNormalization()(x + layers.Dense(8, "gelu")(x))
+    return keras.Model(inputs, embedding(x, reverse=True))
+
+
+def sentences(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    found = np.random.default_rng(rows).integers(0, 12, (rows, 7)).astype("int32")
+    return found[:, :-1], found[:, 1:]
 
 
 CASES = CONTRACT_CASES | {
+    "tied": zoo.Case(tied, sentences, zoo.CASES["dense"].compile),
     "skips": zoo.Case(skips, zoo.table, zoo.CASES["dense"].compile),
     "penalised": zoo.Case(penalised, zoo.table, zoo.CASES["dense"].compile),
 }
-MODELS = ("skips", "cnn", "penalised", "two_in_two_out", "own_everything", "mixed_bfloat16", "mixed_float16",
+MODELS = ("skips", "tied", "cnn", "penalised", "two_in_two_out", "own_everything", "mixed_bfloat16", "mixed_float16",
           "averaged_weights_and_schedule", "frozen", "separable", "encoder", "recurrent", "dense")  # fmt: skip
+LAYERS = dict.fromkeys(("dense", "recurrent", "mixed_bfloat16", "mixed_float16", "averaged_weights_and_schedule"), 2)
+LAYERS["own_everything"] = 3
+"""Of those models that have fewer than four."""
 SCHEDULES = ("Grouped", "Interleaved", "Sequential", "GPipe", "OneFOneB")
 
 
@@ -70,8 +86,13 @@ class Point(NamedTuple):
     """ "own": each stage has its own device; "shared": the first and the last share one."""
 
     @property
+    def steps(self) -> int:
+        """Micro-batches per update: a multiple of what every schedule asks for."""
+        return {2: 8, 3: 12, 4: 8}[self.stages]
+
+    @property
     def batch(self) -> int:
-        return BATCH * self.replicas * STEPS
+        return BATCH * self.replicas * self.steps
 
     @property
     def rows(self) -> int:
@@ -84,26 +105,35 @@ class Point(NamedTuple):
 
 
 LEVELS: tuple[tuple[Any, ...], ...] = (
-    MODELS, tuple(OPTIMIZERS), SCHEDULES, (2, 3), (1, 2), (False, True), ("resident", "streamed"), (False, True),
+    MODELS, tuple(OPTIMIZERS), SCHEDULES, (2, 3, 4), (1, 2), (False, True), ("resident", "streamed"), (False, True),
     ("own", "shared"),
 )  # fmt: skip
 
 
+RUN = range(2, len(LEVELS))
+"""The factors that say how a model is run; all of their levels are there by default."""
+
+
 def grid() -> list[Any]:
-    """A few points by default, each model, optimizer and schedule at least once in all; pairs of levels are slow."""
+    """A few points by default, with every schedule; each model and optimizer, and more combinations, are slow."""
     rng = np.random.default_rng(5)
     count = max(map(len, LEVELS))
     columns = [rng.permutation(np.resize(np.arange(len(level)), count)) for level in LEVELS]
     base = [Point(*(level[i] for level, i in zip(LEVELS, row, strict=True))) for row in zip(*columns, strict=True)]
     more = [Point(*(level[rng.integers(len(level))] for level in LEVELS)) for _ in range(60)]
-    marked = [(p, ()) for p in base] + [(p, pytest.mark.slow) for p in more]
-    allowed = {_allowed(p): marks for p, marks in reversed(marked)}
-    return [pytest.param(p, marks=m, id=str(p)) for p, m in allowed.items()]
+    points = dict.fromkeys(map(_allowed, [*base, *more]))
+    seen: set[Any] = set()
+    found = []
+    for point in points:
+        levels = {(i, point[i]) for i in RUN}
+        found.append(pytest.param(point, marks=pytest.mark.slow if levels <= seen else (), id=str(point)))
+        seen |= levels
+    return found
 
 
 def _allowed(point: Point) -> Point:
-    """Two layers make two stages, and Interleaved trains only with a device for each stage."""
-    point = point._replace(stages=2) if point.model in ("dense", "recurrent") else point
+    """No more stages than layers; and Interleaved trains only with a device for each stage."""
+    point = point._replace(stages=min(point.stages, LAYERS.get(point.model, 4)))
     return point._replace(devices="own") if point.schedule == "Interleaved" or point.stages == 2 else point
 
 
@@ -126,13 +156,13 @@ def pipelined(point: Point) -> keras.Model:
         model = case.make()
         assign(model, point.stages)
         model.set_pipelining_options(
-            gradient_accumulation_steps_per_replica=STEPS,
+            gradient_accumulation_steps_per_replica=point.steps,
             gradient_accumulation_reduction_method="mean",
             pipeline_schedule=point.schedule,
             device_mapping=[stage % devices for stage in range(point.stages)],
         )
         optimizer = OPTIMIZERS[point.optimizer](point.replicas)
-        model.compile(**case.compile() | {"optimizer": optimizer}, steps_per_execution=2 * STEPS)
+        model.compile(**case.compile() | {"optimizer": optimizer}, steps_per_execution=2 * point.steps)
     return model
 
 
@@ -202,9 +232,11 @@ def test_equals_one_device(point: Point) -> None:
 
 def test_the_default_grid_has_every_level() -> None:
     default = [p.values[0] for p in grid() if not p.marks]
-    for i, level in enumerate(LEVELS):
-        assert {p[i] for p in default} == set(level)
-    assert len(default) <= 15
+    for i in RUN:
+        assert {p[i] for p in default} == set(LEVELS[i])
+    assert len(default) <= 8
+    for i in range(2):
+        assert {p.values[0][i] for p in grid()} == set(LEVELS[i])
 
 
 def test_the_comparison_notices_a_lost_sample() -> None:

@@ -53,12 +53,14 @@ def result(outputs: Any, state: list[Any], losses: list[Any]) -> Result:
 
 
 def run_all(stages: Sequence[Stage], x: Any, training: bool) -> Result:
-    """Each stage is given the variables that it owns or borrows, and no others."""
+    """Each stage is given the variables that it owns or borrows, and no others. Seeds are its own."""
     model, boundary, losses = stages[0].graph.model, (), []
-    values = {id(v): v.value for v in model.variables}
+    start = {id(v): v.value for v in model.variables}
+    values = dict(start)
     for stage in stages:
         mine = {id(v) for v in (*stage.variables, *stage.borrows)}
-        mapping = [(v, values[id(v)]) for v in model.variables if id(v) in mine]
+        known = values | {id(v): start[id(v)] for v in model.variables if v.dtype == "uint32"}
+        mapping = [(v, known[id(v)]) for v in model.variables if id(v) in mine]
         with keras.StatelessScope(mapping, collect_losses=True) as scope:
             boundary = run_stage(stage, boundary, x, training)
         values |= {id(v): scope.get_current_value(v) for v, _ in mapping}

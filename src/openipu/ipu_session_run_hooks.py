@@ -1,5 +1,6 @@
 """Hooks that look into the device loop of an estimator."""
 
-from openipu.engine.estimator.hooks import IPULoggingTensorHook, LoggingMode
+from openipu.engine.estimator.hooks import IPULoggingTensorHook
+from openipu.ipu_outfeed_queue import IPUOutfeedMode as LoggingMode
 
 __all__ = ["IPULoggingTensorHook", "LoggingMode"]

@@ -1,6 +1,6 @@
-"""Loops inside device programs: the whole loop is part of one compiled program.
+"""Loops and conditionals inside device programs: all of it is part of one compiled program.
 
-Called outside of a program but inside `strategy.scope()` or `ipu.scopes.ipu_scope`, a loop is a program of its own.
+Called outside of a program but inside `strategy.scope()` or `ipu.scopes.ipu_scope`, they are programs of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-__all__ = ["repeat", "while_loop"]
+__all__ = ["cond", "repeat", "while_loop"]
 
 
 def repeat(
@@ -83,6 +83,45 @@ def while_loop(
     most = None if maximum_iterations is None else _count(maximum_iterations)
     turn = _turn(body, carry, infeed_queue)
     return _result(trace.while_loop(lambda values: condition(*values), turn, carry, most))
+
+
+def cond(
+    condition: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any] | None = None, inputs: Any = None
+) -> Any:
+    """Run `true_fn` where the condition holds, else `false_fn`; what is not run changes nothing.
+
+    >>> ipu.loops.cond(step % 100 == 0, lambda: outfeed.enqueue(loss))                  # doctest: +SKIP
+
+    Unlike in JAX's own conditionals, the functions may assign Keras variables and enqueue values. They must not take
+    elements of an infeed queue, of which every turn of a loop takes as many.
+
+    Args:
+        condition: One boolean.
+        true_fn: Gets `inputs`, and returns values of the same shapes and dtypes; operations may follow them.
+        false_fn: The same. None gives the inputs back.
+        inputs: None, one array, or a list of arrays (or trees of arrays).
+
+    Returns:
+        As in `repeat`.
+    """
+    trace = current()
+    if trace is None:
+        return run_here(cond, (jnp.asarray(condition), true_fn, false_fn, inputs))
+    condition = jnp.asarray(condition)
+    if condition.shape or condition.dtype != bool:
+        raise TypeError(f"A condition has shape {condition.shape} and dtype {condition.dtype}. Give one boolean.")
+    carry = _carried(inputs)
+
+    def branch(function: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:
+        _check_call(function, "branch", carry, None)
+        return lambda values: _checked(function(*values), carry)
+
+    demanded = dict(trace.demands)
+    other = (lambda *values: list(values)) if false_fn is None else false_fn
+    result = trace.cond(condition, (branch(true_fn), branch(other)), carry)
+    if trace.demands != demanded:
+        raise ValueError("A branch of a conditional takes an element of an infeed queue. Take it before, in the loop.")
+    return _result(result)
 
 
 def _count(n: Any) -> Any:
@@ -158,8 +197,8 @@ def _checked(result: Any, first: list[Any]) -> list[Any]:
     values = [part for part, operation in zip(parts, operations, strict=True) if not operation]
     if len(values) != len(first):
         raise TypeError(
-            f"A loop's body returned {len(values)} value(s), but {len(first)} are carried from turn to turn. Return as "
-            "many as `inputs` has."
+            f"A loop's body or a branch returned {len(values)} value(s), but `inputs` has {len(first)}. Return as many "
+            "values, and results that nobody needs not at all."
         )
     return [jax.tree.map(_same_kind, old, new) for old, new in zip(first, values, strict=True)]
 

@@ -13,8 +13,10 @@ Not responsible for: what options mean (`openipu.config`), meshes and replicas (
 XLA:CPU runs all its devices on one pool of max(cores, devices) threads, and a device that waits in a collective blocks
 one of them. So just as many devices are made as are used. Spare ones look useful, because their threads could keep the
 cores busy while devices wait, but each parallel operation wakes them for nothing: on 2 cores, an update of an MLP on 2
-replicas takes 495 us of processor time in a pool of 2 threads, 620 in one of 3 and 680 in one of 4. Only a program that
-calls Python needs a spare thread: without one, all threads wait in such calls for a thread that fetches the arguments.
+replicas takes 495 us of processor time in a pool of 2 threads, 620 in one of 3 and 680 in one of 4. Two kinds of
+programs need spare threads and ask for them (`reserve`). One that calls Python: without a spare thread, all threads
+wait in such calls for one that fetches the arguments. And a pipeline: where one stage works and the others wait for it,
+its matrix products would have a single thread (a Sequential schedule on 2 cores takes 180 instead of 100 ms).
 
 The number of devices is fixed when JAX starts. When more are needed later, the CPU client is thrown away and made again
 (`jax.extend.backend.clear_backends`, public). What was made before goes on working on the old client, which lives as
@@ -50,6 +52,7 @@ _lock = threading.RLock()
 _settings: Settings | None = None
 _systems: tuple["System", ...] | None = None
 _generation = 0
+_spare = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +183,32 @@ def _compiler_options(settings: Settings, device: jax.Device) -> tuple[tuple[str
     return tuple(options.items())
 
 
+def reserve(threads: int) -> None:
+    """Have so many threads to spare on virtual CPU devices. What was compiled before is compiled again, once."""
+    global _spare, _systems, _generation
+    with _lock:
+        if threads <= _spare:
+            return
+        _spare = threads
+        used = sum(len(system.devices) for system in _systems or () if system.platform == "cpu")
+        if used > 1 and spare_threads(used) < threads:
+            _finish()
+            _systems, _generation = None, _generation + 1
+
+
+def cores() -> int:
+    """Give the number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _pool(needed: int, on_cpu: bool) -> Sequence[jax.Device]:
     """Give at least `needed` devices, virtual ones where the platform is a CPU. See [Note: virtual CPU devices]."""
+    virtual = needed + _spare if needed > 1 and cores() < needed + _spare else needed
     if 1 < needed <= MAX_VIRTUAL_DEVICES:
         with contextlib.suppress(RuntimeError):  # JAX has started already
-            _jax.config.update("jax_num_cpu_devices", max(needed, _cpu_devices_asked_for()))
+            _jax.config.update("jax_num_cpu_devices", max(virtual, _cpu_devices_asked_for()))
     devices: Sequence[jax.Device] = _jax.local_devices(backend="cpu" if on_cpu else None)
-    if len(devices) >= needed:
+    if len(devices) >= (virtual if devices[0].platform == "cpu" else needed):
         return devices
     if jax.default_backend() != "cpu":
         raise ValueError(
@@ -196,11 +218,13 @@ def _pool(needed: int, on_cpu: bool) -> Sequence[jax.Device]:
     if needed > MAX_VIRTUAL_DEVICES:
         raise ValueError(f"{needed} virtual CPU devices are needed. Ask for {MAX_VIRTUAL_DEVICES} or fewer.")
     if _jax.distributed.is_initialized():
+        if len(devices) >= needed:
+            return devices
         raise ValueError(
             f"{needed} devices are needed, but JAX has started with {len(devices)} and is part of a group of "
             "processes, so it cannot start again. Configure before jax.distributed.initialize()."
         )
-    return _start_again(needed)
+    return _start_again(virtual)
 
 
 def _start_again(count: int) -> Sequence[jax.Device]:
@@ -215,8 +239,7 @@ def _start_again(count: int) -> Sequence[jax.Device]:
 
 def spare_threads(used: int) -> int:
     """Give the number of threads that are left in the pool while so many CPU devices run or wait."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(cores, len(_jax.local_devices(backend="cpu"))) - used
+    return max(cores(), len(_jax.local_devices(backend="cpu"))) - used
 
 
 def _cpu_devices_asked_for() -> int:

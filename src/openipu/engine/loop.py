@@ -128,26 +128,13 @@ class Loop:
         lowered = jax.jit(self._execution(state, resident, slab), donate_argnums=0).lower(
             state, resident, slab.body, self._counts(slab), slab.tail
         )
-        self._check_callbacks(lowered)
+        check_callbacks(lowered, self._place.replicas, self._name)
         compiled = lowered.compile(dict(self._place.compiler_options))
         call = _never_run(lowered) if self._place.compile_only else compiled
         program = Program(call, compiled, time.perf_counter() - start, cache.hits() > hits)
         self._dump(compiled)
         log.debug("%s: compiled for slabs of %s in %.2f s", self._name, _shapes(slab.body), program.compile_seconds)
         return program
-
-    def _check_callbacks(self, lowered: Any) -> None:
-        """Refuse a program that would hang. See [Note: virtual CPU devices]."""
-        replicas = self._place.replicas
-        used = len(replicas.devices)
-        if replicas.platform != "cpu" or used == 1 or spare_threads(used) > 0:
-            return
-        if "python_cpu_callback" in lowered.as_text():
-            raise ValueError(
-                f"The program of {self._name!r} calls Python (`pure_callback`, `jax.debug.print`, ...) on {used} "
-                f"virtual CPU devices, which have {used} threads and need one more for that. Set the environment "
-                f"variable JAX_NUM_CPU_DEVICES={used + 1} before Python starts, or take the calls out."
-            )
 
     def _execution(self, state: State, resident: Tree, slab: Slab) -> Callable[..., tuple[Any, State]]:
         """The function to compile, on all replicas."""
@@ -181,6 +168,19 @@ class Loop:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{self._name}_{len(self.programs)}.hlo.txt").write_text(compiled.as_text())
+
+
+def check_callbacks(lowered: Any, replicas: Replicas, name: str) -> None:
+    """Refuse a program that would hang. See [Note: virtual CPU devices] in devices.py."""
+    used = len(replicas.devices)
+    if replicas.platform != "cpu" or used == 1 or spare_threads(used) > 0:
+        return
+    if "python_cpu_callback" in lowered.as_text():
+        raise ValueError(
+            f"The program of {name!r} calls Python (`pure_callback`, `jax.debug.print`, ...) on {used} virtual CPU "
+            f"devices, which have {used} threads and need one more for that. Set the environment variable "
+            f"JAX_NUM_CPU_DEVICES={used + 1} before Python starts, or take the calls out."
+        )
 
 
 def _on_replica(

@@ -16,6 +16,7 @@ import math
 import operator
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -316,9 +317,10 @@ def make_staged_step(model: Any, mode: Mode, replicas: Replicas, options: Option
     logs = functools.partial(metric_logs, model, replicas, options.metric_reduction)
     if mode == "predict":
         return Step(in_stages, None, "all")
+    check = functools.partial(_check_gradients, model, None) if mode == "train" else None
     if overrides(model, "compute_metrics"):
-        return Step(in_stages, None, "last", logs if replicas.count > 1 else None)
-    return Step(in_stages, None, "none", logs)
+        return Step(in_stages, None, "last", logs if replicas.count > 1 else None, check)
+    return Step(in_stages, None, "none", logs, check)
 
 
 def in_stages(*_: Any) -> Any:
@@ -824,6 +826,24 @@ def run_call(operation: Any, args: Any, kwargs: Any, training: bool | None, with
 
 
 @contextlib.contextmanager
+def counted_draws() -> Iterator[Counter[int]]:
+    """How often each seed generator, known by the identity of its variable, is asked for a seed by this thread."""
+    original, thread = keras.random.SeedGenerator.next, threading.get_ident()
+    counts: Counter[int] = Counter()
+
+    def counted(generator: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            counts[id(generator.state)] += 1
+        return original(generator, *args, **kwargs)
+
+    keras.random.SeedGenerator.next = counted
+    try:
+        yield counts
+    finally:
+        keras.random.SeedGenerator.next = original
+
+
+@contextlib.contextmanager
 def _autocast(layers: Sequence[Any]) -> Iterator[None]:
     """What calls of these layers, one within the other, do to the dtype of variables. A layer does it by itself."""
     with contextlib.ExitStack() as stack:
@@ -944,6 +964,8 @@ class _Trace:
             stack.enter_context(self._symbolic_variables())
             stack.enter_context(self._symbolic_layers())
             stack.enter_context(_Untouched())
+            # Constants are constants even where the trace is part of a compilation.
+            stack.enter_context(jax.ensure_compile_time_eval())
             self._stack = stack.pop_all()
         return self
 
@@ -1013,6 +1035,8 @@ _STAGE, _OPENS, _INPUTS = "_openipu_stage", "_openipu_opens_stages", "_openipu_i
 _marks = threading.local()
 _marking_lock = threading.Lock()
 _marking_users: list[object] = []
+_marked = False
+"""Whether anything in this process can have a mark."""
 _true_inits = (KerasNode.__init__, keras.Operation.__init__)
 
 
@@ -1030,7 +1054,8 @@ def current_stage() -> int | None:
 
 def marking(stage: int) -> contextlib.AbstractContextManager[None]:
     """Until it is left, layers that this thread makes, and symbolic calls, get `stage`."""
-    model = _called_model()
+    global _marked
+    _marked, model = True, _called_model()
     if model is not None:
         vars(model)[_OPENS] = True
     return _marking(stage=stage)
@@ -1048,13 +1073,27 @@ def _called_model() -> Any:
 
 
 def opens_stages(model: Any) -> bool:
-    """Whether a `PipelineStage` was entered when the model, a subclassed one, was last called."""
-    return _OPENS in vars(model)
+    """Whether a `PipelineStage` was entered when the model, a subclassed one, was called; before, whether it may be."""
+    if _OPENS in vars(model) or has_graph(model):
+        return _OPENS in vars(model)
+    return not is_built(model) and any(_names_stages(type(layer).call) for layer in model._flatten_layers())
 
 
-def has_marked_layers(model: Any) -> bool:
-    """Whether a layer of the model was made inside a `PipelineStage`."""
-    return any(stage_of_layer(layer) is not None for layer in model._flatten_layers(include_self=False))
+def _names_stages(function: Any) -> bool:
+    """Whether a function mentions `PipelineStage`, by whatever name it knows it."""
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    known = (getattr(function.__globals__.get(name), "__name__", name) for name in names)
+    return "PipelineStage" in known
+
+
+def has_marks(model: Any) -> bool:
+    """Whether a layer of the model was made, or a call of its graph recorded, inside a `PipelineStage`."""
+    if not _marked:
+        return False
+    layers = model._flatten_layers(include_self=False)
+    graphs = [_functional(part) for part in (model, *layers) if isinstance(part, keras.Model)]
+    nodes = (node for graph in graphs if graph is not None for part in graph._nodes_by_depth.values() for node in part)
+    return any(stage_of_layer(layer) is not None for layer in layers) or any(_STAGE in vars(node) for node in nodes)
 
 
 def forget_losses(layers: Sequence[Any]) -> None:

@@ -139,8 +139,10 @@ class Buffer:
     # --- the program's side
 
     def begin(self, replicas: int) -> None:
-        """A program starts to run."""
+        """A program starts to run; one that is under way in another thread ends first."""
         with self._changed:
+            while self._running:
+                self._changed.wait()
             self._coming = [deque() for _ in range(replicas)]
             self._paces = [Pace(1 << 30 if self._only_last else self._depth) for _ in range(replicas)]
             self._launcher, self._reader = threading.current_thread(), None

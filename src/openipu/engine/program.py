@@ -17,8 +17,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import enum
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ import numpy as np
 
 from . import devices, optimize
 from . import model as keras_model
-from .loop import Program
+from .loop import Program, check_callbacks
 from .place import Place
 from .place import place as make_place
 from .plan import SLAB_SHARE, free_memory
@@ -80,13 +81,13 @@ class DeviceProgram:
     def __call__(self, args: Any = (), kwargs: Any = None) -> Any:
         """Run on all replicas; gives what the first one returns."""
         call = Call.of(args, kwargs or {})
-        if call.key not in self.programs:
-            try:
+        with _tracing, contextlib.suppress(NotInProgram):
+            if call.key not in self.programs:
                 needs = self._discover(call)
-            except NotInProgram:
-                # A pipeline is a program of its own, and all that this function does on devices.
-                return self._fn(*args, **(kwargs or {}))
-            self.programs[call.key] = needs, self._compile(needs, call)
+                self.programs[call.key] = needs, self._compile(needs, call)
+        if call.key not in self.programs:
+            # A pipeline is a program of its own, and all that this function does on devices.
+            return self._fn(*args, **(kwargs or {}))
         return self._launch(*self.programs[call.key], call)
 
     # --- tracing
@@ -138,7 +139,9 @@ class DeviceProgram:
         on_all = replicas.program(run, (None, None, 1, None), (None, None, 0, 0))
         arguments = (*self._values(needs), self._slab_shapes(needs), call.arrays)
         donated = () if needs.fetched else 0
-        compiled = jax.jit(on_all, donate_argnums=donated).lower(*arguments).compile(dict(self._place.compiler_options))
+        lowered = jax.jit(on_all, donate_argnums=donated).lower(*arguments)
+        check_callbacks(lowered, replicas, getattr(self._fn, "__name__", "program"))
+        compiled = lowered.compile(dict(self._place.compiler_options))
         return Program(compiled, compiled, time.perf_counter() - start)
 
     @contextlib.contextmanager
@@ -331,13 +334,15 @@ def _unknown(variable: Any) -> Any:
     )
 
 
+_tracing = threading.RLock()
+"""Tracing changes classes of Keras for as long as it takes, so one thread does it at a time."""
 _programs: collections.OrderedDict[Any, DeviceProgram] = collections.OrderedDict()
 
 
 def device_program(fn: Callable[..., Any], ordinal: int) -> DeviceProgram:
     """The program of `fn` on system number `ordinal`; those used last are kept."""
     place = make_place(devices.system(ordinal))
-    key = (fn, place, ordinal)
+    key = (fn if isinstance(fn, Hashable) else _Same(fn), place, ordinal)
     program = _programs.get(key)
     if program is None:
         for old in [old for old in _programs if old[1].generation != place.generation]:

@@ -84,7 +84,7 @@ class Scope(keras.StatelessScope):
         if self._where != _where():
             raise RuntimeError(
                 f"{what} inside one of JAX's own loops, conditionals or gradients, which do not carry it along. Use "
-                "`ipu.loops.repeat` or `ipu.loops.while_loop` for loops and `ipu.training.gradients` for gradients."
+                "`repeat`, `while_loop` and `cond` of `ipu.loops`, and `ipu.training.gradients`."
             )
 
     def adopt(self, child: Scope) -> None:

@@ -88,7 +88,44 @@ class Trace:
         total = None if known is None or self._turns is None else known + self._turns
         self.demands[id(feed)] = (feed, total)
 
-    # --- loops
+    # --- loops and conditionals
+
+    def cond(self, condition: Any, branches: tuple[Body, Body], carry: list[Any]) -> list[Any]:
+        """The first branch if the condition holds, else the second one; both give values of the same kinds."""
+        if self.discovering:
+            index = len(self.sites)
+            self.sites.append(Site((), ()))
+            children = []
+            for branch in branches:
+                with self.within(Scope(self.scope)) as child:
+                    result = branch(carry)
+                children.append(child)
+            for child in children:
+                self.scope.adopt(child)
+            self.sites[index] = Site(
+                tuple({k: v for c in children for k, v in c.assigned.items()}.values()),
+                tuple({k: v for c in children for k, v in c.touched.items()}.values()),
+            )
+            return result
+        site, inner = self._take_site()
+        ends = []
+
+        def run(branch: Body, first: int, state: Tree) -> Tree:
+            self._next_site = first
+            carry, values, cells = state
+            with self._child(site, values, cells) as child:
+                new = branch(carry)
+            ends.append(self._next_site)
+            return new, *self._changes(site, child)
+
+        start = (carry, *self._changes(site, self.scope))
+        state = lax.cond(
+            condition,
+            lambda state: run(branches[0], inner, state),
+            lambda state: run(branches[1], ends[0], state),
+            start,
+        )
+        return self._after(site, state)
 
     def repeat(self, count: Any, body: Body, carry: list[Any]) -> list[Any]:
         """`body` so many times."""
@@ -138,9 +175,7 @@ class Trace:
 
     def _turn(self, body: Body, carry: list[Any]) -> tuple[Site, Callable[[Tree], Tree], Tree]:
         """The next loop: what it changes, one turn of it as a pure function, and what the first turn gets."""
-        site = self.sites[self._next_site]
-        self._next_site += 1
-        inner = self._next_site
+        site, inner = self._take_site()
 
         def turn(state: Tree) -> Tree:
             self._next_site = inner  # JAX may trace the body more than once
@@ -150,6 +185,12 @@ class Trace:
             return new, *self._changes(site, child)
 
         return site, rewrite(turn, self.replicas.platform), (carry, *self._changes(site, self.scope))
+
+    def _take_site(self) -> tuple[Site, int]:
+        """What is changed at the next place, and the number of the first place inside it."""
+        site = self.sites[self._next_site]
+        self._next_site += 1
+        return site, self._next_site
 
     @contextlib.contextmanager
     def _child(self, site: Site, values: list[Any], cells: list[Tree]) -> Iterator[Scope]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import logging
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openipu.engine.plan import positive
+from openipu.ipu_outfeed_queue import IPUOutfeedMode
 
 import jax
 
@@ -87,13 +87,6 @@ class CheckpointSaverListener:
         """Called once, after training."""
 
 
-class LoggingMode(enum.Enum):
-    """Which of an execution's steps are logged."""
-
-    ALL = "ALL"
-    LAST = "LAST"
-
-
 class IPULoggingTensorHook(SessionRunHook):
     """Logs tensors of model_fn, from inside the device loop.
 
@@ -110,7 +103,7 @@ class IPULoggingTensorHook(SessionRunHook):
             several replicas they have the replicas as their next axis.
     """
 
-    LoggingMode = LoggingMode
+    LoggingMode = IPUOutfeedMode
 
     def __init__(
         self,
@@ -118,7 +111,7 @@ class IPULoggingTensorHook(SessionRunHook):
         every_n_secs: float | None = None,
         at_end: bool = False,
         formatter: Callable[[dict[str, Any]], str] | None = None,
-        logging_mode: Any = LoggingMode.LAST,
+        logging_mode: IPUOutfeedMode = IPUOutfeedMode.LAST,
     ) -> None:
         if (every_n_iter is None) == (every_n_secs is None):
             raise ValueError(
@@ -128,11 +121,9 @@ class IPULoggingTensorHook(SessionRunHook):
             raise ValueError(f"`every_n_secs` is {every_n_secs!r}. Give a number above 0.")
         self._every_n_iter = positive("every_n_iter", every_n_iter, optional=True)
         self._every_n_secs, self._at_end, self._formatter = every_n_secs, bool(at_end), formatter or _format
-        # By name, so that a mode of outfeed queues will do.
-        mode = getattr(logging_mode, "name", None)
-        if mode not in LoggingMode.__members__:
+        if not isinstance(logging_mode, IPUOutfeedMode):
             raise ValueError(f"`logging_mode` is {logging_mode!r}. Give LoggingMode.ALL or LoggingMode.LAST.")
-        self.all_steps = mode == "ALL"
+        self.all_steps = logging_mode is IPUOutfeedMode.ALL
         self._called = False
         self._latest: Callable[[], Any] | None = None
         self._executions, self._time = 0, -float("inf")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openipu.engine import model as keras_model
+from openipu.engine.elements import normal
 
 import jax
 import keras
@@ -138,14 +139,14 @@ def _element(element: Any) -> Batch:
         )
     if len(element) == 2 and element[1] is None:
         element = element[:1]
-    return tuple(jax.tree.map(_array, part) for part in element)
+    return tuple(normal(jax.tree.map(_batched, part)) for part in element)
 
 
-def _array(leaf: Any) -> np.ndarray:
+def _batched(leaf: Any) -> np.ndarray:
     array = np.asarray(leaf)
     if array.ndim == 0 or array.dtype == object:
         raise ValueError(
             f"input_fn gives a {type(leaf).__name__} of shape {array.shape} where a batch belongs. Batch the dataset: "
             "every array has the examples as its first axis."
         )
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    return array

@@ -62,9 +62,7 @@ def is_pipelined(model: Any, stages: Stages | None) -> bool:
     """Whether the model has stages. `stages` is the table in its options."""
     if stages is not None:
         return bool(stages)
-    if keras_model.has_marked_layers(model) or keras_model.opens_stages(model):
-        return True
-    return keras_model.has_graph(model) and any(node.stage is not None for node in graph_of(model).nodes)
+    return keras_model.has_marks(model) or keras_model.opens_stages(model)
 
 
 def current_stages(calls: Sequence[Node], stages: Stages | None, model: Any) -> list[int | None]:

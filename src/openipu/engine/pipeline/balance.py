@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from openipu.engine import model as keras_model
 
@@ -20,7 +20,8 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from .graph import Graph, Node
-from .split import complete, run_node
+from .split import complete
+from .values import Value, abstract_values, run_node, spec_of
 
 BYTE = 20.0
 """Operations that take as long as reading or writing a byte of memory: some tens on CPUs, GPUs and TPUs alike."""
@@ -96,29 +97,13 @@ def balanced(model: Any, graph: Graph | None, stages: int | None, inputs: Any = 
 # --- shapes ----------------------------------------------------------------------------------------------------------
 
 
-class _Value(NamedTuple):
-    """What a tensor will be: shape and dtype, and those of its mask."""
-
-    value: Any
-    mask: Any
-
-
-def _values(graph: Graph, inputs: Any) -> dict[int, _Value]:
-    """Every tensor of the graph, by identity."""
-    known = [tensor for node in graph.nodes for tensor in node.outputs]
-
-    def run(weights: list[Any], given: Any) -> list[_Value]:
-        flat = given if inputs is None else keras_model.standardized(graph.model, given)
-        values = dict(zip(map(id, graph.inputs), flat, strict=True))
-        with keras.StatelessScope(list(zip(graph.model.variables, weights, strict=True))):
-            for node in graph.nodes:
-                run_node(node, values, training=True)
-        found = [values.get(id(tensor)) for tensor in (*graph.inputs, *known)]
-        return [_Value(value, keras_model.get_keras_mask(value)) for value in found]
-
-    given = _nominal(graph) if inputs is None else jax.tree.map(_spec, inputs)
-    found = jax.eval_shape(run, [_spec(v) for v in graph.model.variables], given)
-    return dict(zip(map(id, (*graph.inputs, *known)), found, strict=True))
+def _values(graph: Graph, inputs: Any) -> dict[int, Value]:
+    """Every tensor of the graph, by identity, in training."""
+    if inputs is None:
+        return abstract_values(graph, _nominal(graph), training=True)
+    given = keras.tree.map_structure(spec_of, inputs)
+    flat = jax.eval_shape(lambda x: keras_model.standardized(graph.model, x), given)
+    return abstract_values(graph, flat, training=True)
 
 
 def _nominal(graph: Graph) -> list[Any]:
@@ -134,10 +119,6 @@ def _nominal(graph: Graph) -> list[Any]:
     return found
 
 
-def _spec(value: Any) -> Any:
-    return jax.ShapeDtypeStruct(value.shape, keras.backend.standardize_dtype(value.dtype))
-
-
 def _bytes(values: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(values))
 
@@ -145,7 +126,7 @@ def _bytes(values: Any) -> int:
 # --- costs -----------------------------------------------------------------------------------------------------------
 
 
-def _costs(graph: Graph, values: dict[int, _Value]) -> Iterator[float]:
+def _costs(graph: Graph, values: dict[int, Value]) -> Iterator[float]:
     seen: dict[Any, float] = {}
     for node in graph.nodes:
         key = _signature(node, values)
@@ -154,7 +135,7 @@ def _costs(graph: Graph, values: dict[int, _Value]) -> Iterator[float]:
         yield seen[key]
 
 
-def _signature(node: Node, values: dict[int, _Value]) -> Any:
+def _signature(node: Node, values: dict[int, Value]) -> Any:
     """Equal for calls that cost the same: the same kind of operation, made alike, on the same shapes."""
     operation = node.operation
     made = operation.get_config() if node.is_layer else {k: v for k, v in _attributes(operation) if k[0] != "_"}
@@ -168,11 +149,11 @@ def _attributes(operation: Any) -> list[tuple[str, Any]]:
     return list(vars(operation).items()) if hasattr(operation, "__dict__") else []
 
 
-def _cost(node: Node, values: dict[int, _Value]) -> float:
+def _cost(node: Node, values: dict[int, Value]) -> float:
     """Operations of a forward pass, and what its memory traffic takes in the same unit."""
     variables, tensors = node.variables, node.inputs
 
-    def run(weights: list[Any], given: list[_Value]) -> Any:
+    def run(weights: list[Any], given: list[Value]) -> Any:
         env: dict[int, Any] = {}
         for tensor, (value, mask) in zip(tensors, given, strict=True):
             if mask is not None:
@@ -182,7 +163,7 @@ def _cost(node: Node, values: dict[int, _Value]) -> float:
             run_node(node, env, training=True)
         return [env.get(id(tensor)) for tensor in node.outputs]
 
-    given = [_spec(v) for v in variables], [values[id(tensor)] for tensor in tensors]
+    given = [spec_of(v) for v in variables], [values[id(tensor)] for tensor in tensors]
     traced = jax.jit(run).trace(*given)
     moved = _bytes(given) + _bytes([values[id(tensor)] for tensor in node.outputs])
     return _operations(traced.lower(), traced.jaxpr) + BYTE * moved
@@ -230,7 +211,7 @@ def _anchors(graph: Graph) -> dict[int, int]:
     return {id(node): anchor for node, anchor in zip(graph.nodes, anchors, strict=True)}
 
 
-def _traffic(graph: Graph, values: dict[int, _Value], anchors: dict[int, int], layers: int) -> np.ndarray:
+def _traffic(graph: Graph, values: dict[int, Value], anchors: dict[int, int], layers: int) -> np.ndarray:
     """Bytes that go over a cut before each layer call, with those before the first and after the last: none."""
     last = {id(tensor): layers - 1 for tensor in keras.tree.flatten(graph.outputs)}
     for node in graph.nodes:

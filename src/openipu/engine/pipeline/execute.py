@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from openipu.engine.accumulate import Accumulation
 from openipu.engine.convolution import rewrite
+from openipu.engine.convolution.arrays import settled
 from openipu.engine.replicate import STAGE_AXIS as AXIS
 from openipu.engine.replicate import Replicas
 
@@ -25,7 +26,7 @@ from jax import lax
 from .compile import Compiled, Work
 from .mail import Mail, Vectors
 from .packing import Buffers, Packing, Spec, pack, used
-from .stages import After, Around, Differentiated, StageFunction, differentiate, is_float
+from .stages import After, Around, Differentiated, Recompute, StageFunction, differentiate, is_float
 from .store import Store
 
 Tree = Any
@@ -40,6 +41,14 @@ class Carry(NamedTuple):
     metrics: list[Any]
     kept: Tree
     """Results of the last stage."""
+
+
+class Boxes(NamedTuple):
+    """Room for what is under way. What is in there at first does not matter, so every update can use the same."""
+
+    mailbox: Vectors
+    outbox: Vectors
+    residuals: Buffers
 
 
 class Flow(NamedTuple):
@@ -95,15 +104,20 @@ class Pipeline:
 
     # --- the loop
 
-    def run(self, weights: Buffers, optimizer: list[Any], carry: Carry, flow: Flow) -> Carry:
+    def boxes(self) -> Boxes:
+        """Room for what is under way on one device."""
+        table = self.table
+        residuals = self.residuals.zeros(max(1, table.residual_slots)) if self.derivatives else {}
+        return Boxes(self.mail.empty(table.trash + 1), self.mail.empty(table.rounds), residuals)
+
+    def run(
+        self, weights: Buffers, optimizer: list[Any], carry: Carry, flow: Flow, boxes: Boxes
+    ) -> tuple[Carry, Boxes]:
         """Send micro-batches through all stages."""
         table = self.table
         me = lax.axis_index(AXIS)
         rows = jax.tree.map(jnp.asarray, _rows_of(table))
-        mailbox = self.mail.empty(table.trash + 1)
-        outbox = self.mail.empty(table.rounds)
-        residuals = self.residuals.zeros(max(1, table.residual_slots)) if self.derivatives else {}
-        live = _Live(carry, mailbox, outbox, residuals)
+        live = _Live(carry, *boxes)
 
         def tick(number: Any, live: _Live) -> _Live:
             row = jax.tree.map(lambda a: a[number], rows)
@@ -115,7 +129,7 @@ class Pipeline:
 
         ends = jnp.asarray(_ends(table))
         done: _Live = lax.fori_loop(0, ends[flow.most], tick, live)
-        return done.carry
+        return done.carry, Boxes(done.mailbox, done.outbox, done.residuals)
 
     def _forward(
         self, stage: int, work: Work, me: Any, weights: Buffers, optimizer: list[Any], flow: Flow, live: _Live
@@ -144,6 +158,9 @@ class Pipeline:
             if self.derivatives:
                 step = rewrite(self.derivatives[stage].forward, self.replicas.platform)
                 out, after, kept = step(values, boundary, around)
+                if self.replicas.platform == "cpu":
+                    # XLA would compute them again, on one core, in writing them. [Note: a wall XLA:CPU respects]
+                    kept = [settled(value) for value in kept]
                 writes["residuals"] = self.residuals.write(
                     writes["residuals"], kept_slots, kept, row=work.residual[stage]
                 )
@@ -306,7 +323,7 @@ def make_pipeline(
     accumulation: Accumulation,
     around: Around,
     *,
-    recompute: bool,
+    recompute: Recompute,
     replicas: Replicas,
 ) -> tuple[Pipeline, Tree]:
     """Trace all stages one after another, and find out what travels between them and what each keeps.
@@ -327,7 +344,7 @@ def make_pipeline(
         boundaries.append(tuple(map(Spec.of, boundary)))
         if table.backward is not None:
             # The last stage keeps its values in any case: it goes back as soon as it has gone forward.
-            again = recompute and number < len(stages) - 1
+            again: Recompute = recompute if number < len(stages) - 1 else "nothing"
             derivatives.append(differentiate(stage, values, boundary, own, again))
         traced, (boundary, after) = jax.make_jaxpr(stage.run, return_shape=True)(values, boundary, own)
         changing.append(_changing(traced.jaxpr, after, len(own.metrics), len(own.state)))

@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .execute import Carry, Flow, Pipeline
+from .execute import Boxes, Carry, Flow, Pipeline
 from .spread import StageSpread
 from .stages import is_float
 from .store import listed, numbered
@@ -76,8 +76,8 @@ class StagedExecution:
         samples = rows * (left * replicas.count + counts.extra) + tail_rows * counts.has_tail
         of_tail = replicas.index() == counts.extra if self.step.collect != "all" else True
 
-        def one_update(number: Any, pair: tuple[State, Tree]) -> tuple[State, Tree]:
-            state, kept = pair
+        def one_update(number: Any, live: tuple[State, Tree, Boxes]) -> tuple[State, Tree, Boxes]:
+            state, kept, boxes = live
             whole = number < updates
             weights, optimizer = numbered(state.trainable), self.spread.slots(state)[1]
 
@@ -97,23 +97,28 @@ class StagedExecution:
                 whole,
                 partial(self._keep, batches, number * size),
             )
-            carry = self.full.run(weights, optimizer, carry, flow)
+            carry, boxes = self.full.run(weights, optimizer, carry, flow, boxes)
             if self.tail is not None:
                 mine = jnp.asarray(of_tail, jnp.int32)
                 of_last = partial(self._keep, batches, None)
                 once = Flow(lambda _: fetch(resident, tail), 1, mine, share(tail_rows), False, of_last)
-                run = partial(self.tail.run, weights, optimizer, flow=once)
+                run = partial(self._tail_of, self.tail, weights, optimizer, once)
                 carry = lax.cond(counts.has_tail & ~whole, run, lambda c: c, carry)
             state = state._replace(non_trainable=listed(carry.state), metrics=carry.metrics)
-            return (self._updated(state, carry.total) if training else state), carry.kept
+            return (self._updated(state, carry.total) if training else state), carry.kept, boxes
 
         told = nothing_told(self.live, self.step, replicas, state.metrics, self.results[0])
         kept = Kept(room(self.step, self.results[0], self.results[1], size_of(body)), told)
-        state, kept = lax.fori_loop(0, updates + (samples > 0), one_update, (state, kept))
+        # Made once for all updates: filling so much memory with zeros takes as long as some steps.
+        first = (state, kept, self.full.boxes())
+        state, kept, _ = lax.fori_loop(0, updates + (samples > 0), one_update, first)
         if self.live is not None:
             self.live.outlet.flush(kept.told, replicas.index(), replicas.is_first())
         state = self._settle(state, begin)
         return self._results(state, kept.results), state
+
+    def _tail_of(self, tail: Pipeline, weights: Any, optimizer: list[Any], flow: Flow, carry: Carry) -> Carry:
+        return tail.run(weights, optimizer, carry, flow, tail.boxes())[0]
 
     def _updated(self, state: State, total: Any) -> State:
         assert self.spread.update is not None

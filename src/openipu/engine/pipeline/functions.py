@@ -25,7 +25,7 @@ import keras
 from .arguments import Arguments
 from .loop import StageLoop, Staging
 from .packing import Spec
-from .rules import one_dtype
+from .rules import one_dtype, recomputed
 from .sharded import ShardedUpdate
 from .spread import StageSpread
 from .stages import After, Around, Arrays, StageFunction
@@ -197,7 +197,7 @@ def make_loop(
     stages = make_stages(update.common if update is not None else ())
     spread = StageSpread(place.replicas, weights, state, update)
     count = accumulation.steps if update is not None else None
-    staging = Staging(stages, asked.schedule, asked.devices, count, place.recompute)
+    staging = Staging(stages, asked.schedule, asked.devices, count, recomputed(asked.marks_count, place.recompute))
     return StageLoop(name, step, place, accumulation, spread, staging), spread
 
 

@@ -146,8 +146,15 @@ def graph_of(model: Any, input_spec: Any = None, training: bool = False) -> Grap
 
 def _trace(model: Any, spec: Any, training: bool) -> keras_model.Recording:
     spec = spec if spec is not None else _noted(model)
-    symbols = keras.tree.map_structure(lambda leaf: keras.KerasTensor(leaf.shape, _dtype(leaf)), spec)
+    leaves = keras.tree.flatten(spec)
+    names = sorted(spec) if isinstance(spec, dict) and len(spec) == len(leaves) else _numbered(len(leaves))
+    flat = [keras.KerasTensor(a.shape, _dtype(a), name=name) for a, name in zip(leaves, names, strict=True)]
+    symbols = keras.tree.pack_sequence_as(spec, flat)
     return keras_model.traced(model, (symbols,), {"training": training} if keras_model.takes_training(model) else {})
+
+
+def _numbered(count: int) -> list[str]:
+    return ["inputs"] if count == 1 else [f"inputs_{i}" for i in range(count)]
 
 
 def _noted(model: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openipu.engine.accumulate import Accumulation
-from openipu.engine.execution import Counts, fetch, row
+from openipu.engine.execution import Counts, fetch, row, zeros
 from openipu.engine.feed import Slab
 from openipu.engine.live import Live
 from openipu.engine.loop import Loop
@@ -24,7 +24,7 @@ from .execute import Pipeline, make_pipeline
 from .execution import StagedExecution, size_of
 from .schedules import Schedule, Sequential
 from .spread import StageSpread
-from .stages import Around, StageFunction, specs_of
+from .stages import Around, Recompute, StageFunction, specs_of
 
 Tree = Any
 
@@ -39,7 +39,7 @@ class Staging:
     """The device of each stage."""
     micro_batches: int | None
     """Those of one update; None outside of training, where a table takes all of an execution."""
-    recompute: bool
+    recompute: Recompute
 
     def table(self, steps: int) -> Compiled:
         """The table for one update, or for at least so many steps where nothing is trained."""
@@ -96,7 +96,10 @@ class StageLoop(Loop):
         """Everything that is known before compiling, from the shapes of what one device has."""
         staging = self._staging
         table = staging.table(size_of(body))
-        full, result = self._pipeline(table, state, jax.eval_shape(lambda r, b: fetch(r, row(b, 0)), resident, body))
+        batch = jax.eval_shape(lambda r, b: fetch(r, row(b, 0)), resident, body)
+        if self._step.check is not None:
+            self._step.check(zeros(self._staged_spread.whole(state)), zeros(batch))
+        full, result = self._pipeline(table, state, batch)
         small, small_result = None, None
         if tail is not None:
             small, small_result = self._pipeline(staging.single(), state, jax.eval_shape(fetch, resident, tail))

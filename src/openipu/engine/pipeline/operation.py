@@ -95,6 +95,7 @@ _runners: OrderedDict[Any, Runner] = OrderedDict()
 
 def runner(request: Request, element: Tree) -> Runner:
     """The pipeline for a request and the shape of an element; those used last are kept."""
+    systems.reserve(systems.cores())
     system = systems.system(request.ordinal)
     place = make_place(system, 1 + max(request.asked.devices))
     shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves(element))

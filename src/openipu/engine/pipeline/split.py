@@ -6,6 +6,7 @@ them from the micro-batch. A variable belongs to the first stage that uses it; l
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from openipu.engine import model as keras_model
 import keras
 
 from .graph import Entry, Graph, Node, Tensor, graph_of
+from .seeds import own_seeds
+from .values import filled, run_node
 
 Boundary = tuple[tuple[Any, Any], ...]
 """Values that go from one stage to the next, each with its mask or None, in the order of `Stage.sends`."""
@@ -41,6 +44,8 @@ class Stage:
     """Variables of earlier stages that are used here (tied weights)."""
     later: tuple[Any, ...]
     """Layers that later stages call."""
+    seeds: tuple[Any, ...]
+    """Variables without gradient that other stages use, too: among them those of shared random layers."""
     cut: tuple[int, ...]
     """The stage of each node of the graph."""
 
@@ -48,7 +53,8 @@ class Stage:
 def run_stage(stage: Stage, boundary: Boundary, inputs: Any, training: bool) -> Any:
     """Compute one stage: gives the boundary to the next stage, or, in the last stage, the model's outputs.
 
-    It reads and writes variables through the `keras.StatelessScope` around it.
+    It reads and writes variables through the `keras.StatelessScope` around it. A stage with random layers that other
+    stages use, too, has a seed of its own: all start with the same one, and draw what one device would draw.
 
     Args:
         stage: What to run.
@@ -64,12 +70,13 @@ def run_stage(stage: Stage, boundary: Boundary, inputs: Any, training: bool) -> 
         if mask is not None:
             keras_model.set_keras_mask(value, mask)
         values[id(tensor)] = value
-    for node in stage.nodes:
-        run_node(node, values, training)
+    with own_seeds(graph, stage.cut, stage.index, stage.seeds, flat, training):
+        for node in stage.nodes:
+            run_node(node, values, training)
     # In one piece, Keras would drop them when it comes to the later calls.
     keras_model.forget_losses(stage.later)
     if stage.last:
-        return _filled(graph.outputs, values)
+        return filled(graph.outputs, values)
     sent = (values[id(tensor)] for tensor in stage.sends)
     return tuple((value, keras_model.get_keras_mask(value)) for value in sent)
 
@@ -99,18 +106,6 @@ def _for_shapes(stage: Stage, inputs: Any, flat: Sequence[Any]) -> Stage:
 def _fits(traced: Tensor, value: Any) -> bool:
     same = len(traced.shape) == len(value.shape) and keras.backend.standardize_dtype(value.dtype) == traced.dtype
     return same and all(a in (None, b) for a, b in zip(traced.shape, value.shape, strict=True))
-
-
-def run_node(node: Node, values: dict[int, Any], training: bool) -> None:
-    """Compute one node from `values`, which holds tensors by identity, and put its outputs there."""
-    args, kwargs = _filled(node.args, values), _filled(node.kwargs, values)
-    told = training if node.training == "as run" else node.training
-    outputs = keras_model.run_call(node.operation, args, kwargs, told, [use.model for use in node.within])
-    values.update(zip(map(id, node.outputs), keras.tree.flatten(outputs), strict=False))
-
-
-def _filled(tree: Any, values: dict[int, Any]) -> Any:
-    return keras.tree.map_structure(lambda leaf: values[id(leaf)] if keras_model.is_symbolic(leaf) else leaf, tree)
 
 
 # --- stages of nodes -------------------------------------------------------------------------------------------------
@@ -213,6 +208,7 @@ def split(graph: Graph, stages_of_nodes: Sequence[int | None]) -> tuple[Stage, .
     used = [_distinct(v for node in part for v in node.variables) for part in nodes]
     layers = [_distinct(node.operation for node in part if node.is_layer) for part in nodes]
     everywhere = _distinct(v for part in used for v in part)
+    uses = Counter(id(v) for part in used for v in part)
     unused = _without(graph.model.variables, everywhere)
     parts = []
     for i in range(count):
@@ -229,6 +225,7 @@ def split(graph: Graph, stages_of_nodes: Sequence[int | None]) -> tuple[Stage, .
             variables=(*own, *unused) if i == 0 else own,
             borrows=_without(used[i], own),
             later=_distinct(layer for part in layers[i + 1 :] for layer in part),
+            seeds=tuple(v for v in used[i] if not v.trainable and uses[id(v)] > 1),
             cut=stages,
         ))  # fmt: skip
     return tuple(parts)

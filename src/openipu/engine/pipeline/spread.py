@@ -75,6 +75,13 @@ class StageSpread:
         """The inverse of `own_part`."""
         return self._at_split(lambda a: a[None], state)
 
+    def whole(self, state: State) -> State:
+        """The shapes of the model's whole state, of which each device has a part."""
+        variables = [] if self.update is None else self.update.optimizer.variables
+        optimizer = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
+        weights, rest = self.weights.specs(), self.state.specs()
+        return State([weights[i] for i in sorted(weights)], [rest[i] for i in sorted(rest)], optimizer, state.metrics)
+
     def slots(self, state: State) -> tuple[Buffers, list[Any]]:
         """The optimizer's part of a state: buffers of what belongs to weights, and what is common."""
         count = 0 if self.update is None else len(self.update.slots.packing.buffers)
