@@ -69,7 +69,12 @@ def sharded(folder: Any, shards: int, replicas: int = 1, function: Any = model_f
     options.auto_select_ipus = list(SYSTEMS)
     params = {"optimizer": replicated() if replicas > 1 else adam, "net": tangled, **settings.pop("params", {})}
     ipu_config = IPURunConfig(
-        settings.pop("iterations", 4), options, replicas, shards, SYSTEMS.index(shards * replicas), autosharding=shards > 1
+        settings.pop("iterations", 4),
+        options,
+        replicas,
+        shards,
+        SYSTEMS.index(shards * replicas),
+        autosharding=shards > 1,
     )
     config = RunConfig(ipu_config, **{"tf_random_seed": 5, "save_summary_steps": None, **settings})
     return IPUEstimator(function, folder, config, params)
