@@ -98,6 +98,7 @@ def test_mnist_without_comparison():
     assert "plain Keras" not in result.stdout
 
 
+@pytest.mark.slow
 def test_mnist_on_two_devices():
     sizes = {"--samples": "300", "--epochs": "2", "--batch-size": "8", "--ipus": "2"}
     result = command("mnist", "--no-compare", *(word for option in sizes.items() for word in option))

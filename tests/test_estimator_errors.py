@@ -167,8 +167,6 @@ def plain(features):
         ("has the argument 'weights'", extra, {}),
         ("model_fn has no argument `params`", plain, {"params": {"a": 1}}),
         ("that of `config` is 'other'", model_fn, {"config": RunConfig(model_dir="other")}),
-        ("needs the pipeline executor", model_fn, {"config": RunConfig(IPURunConfig(1, options(2), num_shards=2))}),
-        ("needs the pipeline executor", model_fn, {"config": RunConfig(IPURunConfig(autosharding=True))}),
     ],
 )
 def test_making_one(message, function, settings, tmp_path):

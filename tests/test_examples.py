@@ -25,6 +25,7 @@ SMALL_CIFAR = {
     "cifar10/cifar10_ipu_estimator.py": CIFAR,
     "cifar10/cifar10_ipu_strategy.py": CIFAR,
     "cifar10/cifar10_estimator_replica.py": [*CIFAR, "--ipus", "2"],
+    "cifar10/cifar10_pipeline_estimator.py": [*CIFAR, "--gradient-accumulation-count", "4"],
     "ipu_estimator_cnn/ipu_estimator_cnn.py": ESTIMATOR,
 }
 """Scripts without an option for fewer images: they are given a small `cifar10.npz`."""
@@ -97,7 +98,11 @@ def assert_learned(output: str, arguments: list[str], runs: int = 1) -> None:
         assert float(accuracies[0]) > 0.35
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+SLOW = ("keras_tutorial/completed_demos/completed_demo_ipu.py", "gradient_accumulation.py")
+"""What they show is tested elsewhere, or by the next example, too."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in COMMANDS])
 def test_example_learns(name, tmp_path):
     folder = ["--folder", str(tmp_path / "whole")] if name == "resume.py" else []
     output = example(name, *COMMANDS[name], *folder)

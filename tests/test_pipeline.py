@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import openipu as ipu
+from openipu.engine.pipeline.stages import After, Around, StageFunction, differentiate
 from openipu.schedules import Table, journey
 
 import jax
@@ -365,3 +366,67 @@ def test_a_weight_without_a_gradient_is_named() -> None:
 
     with pytest.raises(ValueError, match=r"have no gradient.*idle/kernel"):
         fit(made(unused, [0, 1, 1]))
+
+
+class Unbuilt(keras.Model):
+    """Says in `call` which layer is in which stage; has no variables before it has seen a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = layers.Dense(8, "tanh"), layers.Dense(3, "softmax")
+
+    def call(self, x: Any) -> Any:
+        with ipu.keras.PipelineStage(0):
+            x = self.first(x)
+        with ipu.keras.PipelineStage(1):
+            return self.second(x)
+
+
+def test_a_subclassed_model_is_built_from_the_data() -> None:
+    keras.utils.set_random_seed(5)
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        model = Unbuilt()
+        model.set_pipelining_options(STEPS)
+        model.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=STEPS)
+    fit(model)
+    assert model._ipu_session.place.replicas.count == 2
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        other = Unbuilt()
+    assert other.predict(data()[0], batch_size=BATCH, verbose=0).shape == (64, 3)
+
+
+@pytest.mark.parametrize(("recompute", "kept"), [("nothing", 5), ("unmarked", 1), ("everything", 0)])
+def test_what_is_kept_between_forward_and_backward(recompute: Any, kept: int) -> None:
+    """The marked value in the middle; without computing anything again, what derivatives use around it as well."""
+
+    def run(weights: list[Any], boundary: list[Any], _: Around) -> tuple[list[Any], After]:
+        x = boundary[0]
+        for weight in weights:
+            x = ipu.pipelining_ops.recomputation_checkpoint(jax.numpy.sin(jax.numpy.exp(x @ weight)))
+        return [x.sum(1)], After([], [], None)
+
+    weights, boundary = [np.ones((6, 6), "float32")] * 2, [np.ones((8, 6), "float32")]
+    around = Around((), [], True, [], [])
+    stage = differentiate(StageFunction((0, 1), (), run), weights, boundary, around, recompute)
+    out, _, values = stage.forward(weights, boundary, around)
+    assert len([spec for spec in stage.kept if spec.shape == (8, 6)]) == kept == len(values)
+    gradients, _ = stage.backward(weights, boundary, around, values, [jax.numpy.ones_like(out[0])])
+    whole = differentiate(StageFunction((0, 1), (), run), weights, boundary, around)
+    expected, _ = whole.backward(
+        weights, boundary, around, whole.forward(weights, boundary, around)[2], [np.ones(8, "f")]
+    )
+    replication.assert_close(gradients, expected)
+
+
+@pytest.mark.parametrize(("mode", "schedule", "kept"), [
+    ("Auto", "Grouped", "everything"), ("Auto", "Sequential", "unmarked"),
+    ("RecomputeThenBackpropagate", "Grouped", "everything"),
+    ("RecomputeAndBackpropagateInterleaved", "Grouped", "unmarked"),
+])  # fmt: skip
+def test_recomputation_modes(mode: str, schedule: str, kept: str) -> None:
+    configure(2, recompute=True)
+    mode = ipu.pipelining_ops.RecomputationMode[mode]
+    model = made(dense, [0, 0, 1, 1], pipeline_schedule=schedule, recomputation_mode=mode)
+    assert model._ipu_session.plan("train").recompute == kept
+    configure(4)
+    assert model._ipu_session.plan("train").recompute == "nothing"

@@ -21,8 +21,6 @@ from test_contract import OPTIMIZERS
 pytestmark = zoo.KERAS_WARNINGS
 
 BATCH = 4
-STEPS = 12
-"""Micro-batches per update: a multiple of what every schedule asks for with 2 and 3 stages."""
 
 
 def skips() -> keras.Model:
@@ -46,13 +44,30 @@ def penalised() -> keras.Model:
     return keras.Model(inputs, layers.Dense(3)(x))
 
 
+def tied() -> keras.Model:
+    """A decoder block between an embedding and the same embedding: the first and the last stage share its weights."""
+    embedding = layers.ReversibleEmbedding(12, 8)
+    x = embedding(inputs := keras.Input((6,), dtype="int32"))
+    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 4, use_bias=False)(x, x, use_causal_mask=True))
+    x = layers.LayerNormalization()(x + layers.Dense(8, "gelu")(x))
+    return keras.Model(inputs, embedding(x, reverse=True))
+
+
+def sentences(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    found = np.random.default_rng(rows).integers(0, 12, (rows, 7)).astype("int32")
+    return found[:, :-1], found[:, 1:]
+
+
 CASES = CONTRACT_CASES | {
+    "tied": zoo.Case(tied, sentences, zoo.CASES["dense"].compile),
     "skips": zoo.Case(skips, zoo.table, zoo.CASES["dense"].compile),
     "penalised": zoo.Case(penalised, zoo.table, zoo.CASES["dense"].compile),
 }
-MODELS = ("skips", "cnn", "penalised", "two_in_two_out", "own_everything", "mixed_bfloat16", "mixed_float16",
+MODELS = ("skips", "tied", "cnn", "penalised", "two_in_two_out", "own_everything", "mixed_bfloat16", "mixed_float16",
           "averaged_weights_and_schedule", "frozen", "separable", "encoder", "recurrent", "dense")  # fmt: skip
-TWO_LAYERS = ("dense", "recurrent", "mixed_bfloat16", "mixed_float16", "averaged_weights_and_schedule")
+LAYERS = dict.fromkeys(("dense", "recurrent", "mixed_bfloat16", "mixed_float16", "averaged_weights_and_schedule"), 2)
+LAYERS["own_everything"] = 3
+"""Of those models that have fewer than four."""
 SCHEDULES = ("Grouped", "Interleaved", "Sequential", "GPipe", "OneFOneB")
 
 
@@ -71,8 +86,13 @@ class Point(NamedTuple):
     """ "own": each stage has its own device; "shared": the first and the last share one."""
 
     @property
+    def steps(self) -> int:
+        """Micro-batches per update: a multiple of what every schedule asks for."""
+        return {2: 8, 3: 12, 4: 8}[self.stages]
+
+    @property
     def batch(self) -> int:
-        return BATCH * self.replicas * STEPS
+        return BATCH * self.replicas * self.steps
 
     @property
     def rows(self) -> int:
@@ -85,7 +105,7 @@ class Point(NamedTuple):
 
 
 LEVELS: tuple[tuple[Any, ...], ...] = (
-    MODELS, tuple(OPTIMIZERS), SCHEDULES, (2, 3), (1, 2), (False, True), ("resident", "streamed"), (False, True),
+    MODELS, tuple(OPTIMIZERS), SCHEDULES, (2, 3, 4), (1, 2), (False, True), ("resident", "streamed"), (False, True),
     ("own", "shared"),
 )  # fmt: skip
 
@@ -112,8 +132,8 @@ def grid() -> list[Any]:
 
 
 def _allowed(point: Point) -> Point:
-    """Two layers make two stages, and Interleaved trains only with a device for each stage."""
-    point = point._replace(stages=2) if point.model in TWO_LAYERS else point
+    """No more stages than layers; and Interleaved trains only with a device for each stage."""
+    point = point._replace(stages=min(point.stages, LAYERS.get(point.model, 4)))
     return point._replace(devices="own") if point.schedule == "Interleaved" or point.stages == 2 else point
 
 
@@ -136,13 +156,13 @@ def pipelined(point: Point) -> keras.Model:
         model = case.make()
         assign(model, point.stages)
         model.set_pipelining_options(
-            gradient_accumulation_steps_per_replica=STEPS,
+            gradient_accumulation_steps_per_replica=point.steps,
             gradient_accumulation_reduction_method="mean",
             pipeline_schedule=point.schedule,
             device_mapping=[stage % devices for stage in range(point.stages)],
         )
         optimizer = OPTIMIZERS[point.optimizer](point.replicas)
-        model.compile(**case.compile() | {"optimizer": optimizer}, steps_per_execution=2 * STEPS)
+        model.compile(**case.compile() | {"optimizer": optimizer}, steps_per_execution=2 * point.steps)
     return model
 
 

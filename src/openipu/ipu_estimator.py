@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from openipu._estimator import EstimatorBase, WarmStartSettings, check_model_fn, checked_config, declared_by
+from openipu._estimator import EstimatorBase, WarmStartSettings, check_model_fn, declared_by
 from openipu.engine.estimator.core import Core
 from openipu.engine.estimator.specs import IPUEstimatorSpec
 from openipu.engine.estimator.trace import MODEL_FN_ARGUMENTS, arguments
@@ -59,7 +59,6 @@ class IPUEstimator(EstimatorBase):
             declared = ", ".join(declared_by(model_fn)) or "none"
             raise ValueError(f"model_fn has the arguments {declared}. It must have `features`.")
         check_model_fn(model_fn, params, MODEL_FN_ARGUMENTS)
-        self._check_shards(checked_config(config))
         super().__init__(Core, model_fn, model_dir, config, params, warm_start_from)
         sizes = {
             "train_batch_size": train_batch_size,
@@ -72,17 +71,6 @@ class IPUEstimator(EstimatorBase):
         self._batch_sizes = {name.removesuffix("_batch_size"): self._local(name, v) for name, v in sizes.items()}
 
     # --- checks
-
-    @staticmethod
-    def _check_shards(config: RunConfig) -> None:
-        """One device per replica: splitting a model over devices is the pipeline executor's work."""
-        ipu = config.ipu_run_config
-        if ipu.num_shards > 1 or ipu.autosharding:
-            raise ValueError(
-                f"`num_shards` is {ipu.num_shards} and `autosharding` is {ipu.autosharding}: splitting a model over "
-                "devices needs the pipeline executor, which `IPUEstimator` does not have yet. Set `num_shards=1`, or "
-                "use `num_replicas` for several devices."
-            )
 
     def _local(self, name: str, size: Any) -> int | None:
         """One replica's share of a global batch."""

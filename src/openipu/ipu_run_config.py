@@ -36,11 +36,12 @@ class IPURunConfig:
         iterations_per_loop: Steps of one execution, on each replica.
         ipu_options: The system to configure when a run begins. None: the one that is configured.
         num_replicas: Copies of the model, each with its own micro-batches.
-        num_shards: Devices of one copy of the model.
+        num_shards: Devices of one copy of the model: an `IPUEstimator` cuts it into as many parts by itself, an
+            `IPUPipelineEstimator` puts its stages on them.
         ordinal: Which system of `ipu_options`: "/device:IPU:<ordinal>".
         prefetch_depth: Has no effect: the batches of the next execution are built while one runs.
         compile_summary: Write facts about each run's programs into `model_dir`, such as `train_report.txt`.
-        autosharding: Split the model itself over `num_shards` devices.
+        autosharding: Accepted for scripts that give it: `num_shards` says whether a model is cut.
     """
 
     iterations_per_loop: int = 1
@@ -59,6 +60,8 @@ class IPURunConfig:
         if self.prefetch_depth is not None:
             positive("prefetch_depth", self.prefetch_depth)
             name_once({"IPURunConfig.prefetch_depth": "the next execution's batches are built while one runs"})
+        if self.autosharding and self.num_shards == 1:
+            name_once({"IPURunConfig.autosharding": "`num_shards` is 1, so there are no devices to split a model over"})
         if self.ipu_options is not None and not isinstance(self.ipu_options, IPUConfig):
             raise TypeError(f"`ipu_options` is a {type(self.ipu_options).__name__}. Give an `IPUConfig`.")
         self._check_devices()
@@ -174,5 +177,6 @@ class RunConfig:
         return RunConfig(**{name: getattr(self, name) for name in names} | changes)
 
     def __repr__(self) -> str:
-        options = dataclasses.asdict(dataclasses.replace(self.ipu_run_config, ipu_options=None))
+        fields = [field.name for field in dataclasses.fields(IPURunConfig) if field.name != "ipu_options"]
+        options = {name: getattr(self.ipu_run_config, name) for name in fields}
         return f"RunConfig(model_dir={self.model_dir!r}, ipu_run_config={options})"

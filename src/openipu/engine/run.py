@@ -356,6 +356,7 @@ def fit(
         (x, y, sample_weight), validation_data = keras_model.train_validation_split(
             (x, y, sample_weight), validation_split=validation_split
         )
+    _build_early(session, x, y, sample_weight, batch_size)
     feed = make_feed(
         session.place, model.steps_per_execution, x, y, sample_weight,
         accumulated=options.accumulation.steps,
@@ -421,12 +422,22 @@ def evaluate(
     model = session.model
     keras_model.assert_compiled(model, "evaluate")
     feed = session.validation if _use_cached_eval_dataset else None
+    _build_early(session, x, y, sample_weight, batch_size)
     feed = feed or make_feed(
         session.place, model.steps_per_execution, x, y, sample_weight, batch_size=batch_size, steps=steps
     )
     callbacks = keras_model.callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
     logs = _evaluate(session, feed, callbacks)
     return logs if return_dict else keras_model.in_order(model, logs)
+
+
+def _build_early(session: Session, x: Any, y: Any, sample_weight: Any, batch_size: int | None) -> None:
+    """Build a pipelined model that is not built: how many devices it takes is known only then."""
+    model = session.model
+    if not session.pipelined or keras_model.is_built(model) or isinstance(x, Iterator):
+        return
+    feed = make_feed(make_place(session.strategy.system), 1, x, y, sample_weight, batch_size=batch_size)
+    keras_model.build_for_predict(model, feed.source.first_batch)
 
 
 def _evaluate(session: Session, feed: Feed, callbacks: Any) -> Logs:
@@ -465,6 +476,7 @@ def predict(
 ) -> Any:
     """The model's outputs for every row of the data, in its order."""
     model = session.model
+    _build_early(session, x, None, None, batch_size)
     feed = make_feed(session.place, model.steps_per_execution, x, batch_size=batch_size, steps=steps)
     keras_model.build_for_predict(model, feed.source.first_batch)
     callbacks = keras_model.callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)

@@ -4,5 +4,7 @@ specs.py    what model_fn returns        trace.py    model_fn -> Plan: its varia
 outbox.py   results inside the program   steps.py    Plan -> Step
 inputs.py   input_fn -> Feed             saved.py    State <-> checkpoints
 hooks.py    code between executions      watch.py    log lines, event files, facts about programs
-core.py     train, evaluate, predict
+core.py     train, evaluate, predict     shards.py   Plan -> Program on several devices per replica
+
+Models in stages: stage_specs.py, stage_trace.py, stage_program.py do what specs.py, trace.py and steps.py do.
 """

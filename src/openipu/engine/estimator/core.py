@@ -40,6 +40,7 @@ from .hooks import CheckpointSaverListener, Hooks
 from .inputs import Elements, InputContext, InputFn
 from .outbox import Outbox, steps_first
 from .saved import FOLDER, Saved
+from .shards import make_sharded_program
 from .specs import IPUEstimatorSpec
 from .steps import Program, make_program
 from .trace import ModelFn, Plan, check_same_weights, discover, metrics_of
@@ -73,7 +74,9 @@ class Core:
 
     def _make_program(self, mode: str, batch: Tree, where: Place, params: Logs) -> Program:
         model_fn = ModelFn(self._model_fn, mode, params, self.config)
-        plan, (logged, tensors, _) = discover(model_fn, batch, where.replicas, self.config.tf_random_seed)
+        plan, (logged, tensors, _) = discover(
+            model_fn, batch, where.replicas, self.config.tf_random_seed, where.replicas.each
+        )
         self._check_weights(plan)
         options = Options()
         if mode == "train":
@@ -83,7 +86,10 @@ class Core:
         elif where.replicas.count > 1:
             keras_model.mention_metrics("evaluation", list(metrics_of(plan.spec).values()))
         host = [tensors] if plan.spec.host_call and mode == "train" else []
-        return make_program(plan, where, options, self._outbox(plan, logged, host), self._name)
+        outbox = self._outbox(plan, logged, host)
+        if where.replicas.each > 1:
+            return make_sharded_program(plan, batch, where, options, outbox, self._name)
+        return make_program(plan, where, options, outbox, self._name)
 
     def _check_weights(self, plan: Plan) -> None:
         """Programs of all modes and shapes have the same weights."""

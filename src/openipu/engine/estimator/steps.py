@@ -29,6 +29,8 @@ from .specs import ENGINE_MODE, IPUEstimatorSpec, train_op_of
 from .trace import Plan, Trace, WholePlan, metrics_of, update_metrics
 
 Tree = Any
+Forward = Callable[[State, Tree], tuple[Any, State, Any]]
+"""The loss of a micro-batch where it is trained on, the state after it, and its results."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,41 +59,63 @@ def make_program(plan: WholePlan, place: Place, options: Options, outbox: Outbox
             spread = Spread(place.replicas, shards)
         spread = Spread(place.replicas, spread.shards, offload.is_offloaded(options, place.replicas))
         step, metrics = _train_step(plan, place, spread, twin, options, outbox)
-    elif mode == "test":
-        step, metrics = _eval_step(plan, place)
     else:
-        step, metrics = Step(_predict_micro(plan), None, "all"), list
+        step, metrics = infer_step(plan, place)
     step = keras_model.on_replicas(step, place)
     # The loop traces a step several times for one program; a function that is jitted is traced once per shape.
     step = replace(step, micro=jax.jit(step.micro, inline=True))
     loop = Loop(f"{name}_{mode}", step, place, options.accumulation, spread)
-    host = plan.spec.eval_metrics if mode == "test" else None
-    on_host = partial(_on_host, host[0]) if host is not None else None
-    return Program(plan, loop, spread, place, options, metrics, on_host)
+    return Program(plan, loop, spread, place, options, metrics, on_host(plan))
+
+
+def infer_step(plan: WholePlan, place: Place) -> tuple[Step, Callable[[], list[Any]]]:
+    """The step of an evaluation or prediction, and the metrics that it begins with."""
+    if plan.mode == "eval":
+        return _eval_step(plan, place)
+    return Step(_predict_micro(plan), None, "all"), list
+
+
+def on_host(plan: WholePlan) -> Callable[[list[Result]], dict[str, Any]] | None:
+    """What computes the results of an evaluation on the host, if they are computed there."""
+    host = plan.spec.eval_metrics if plan.mode == "eval" else None
+    return partial(_on_host, host[0]) if host is not None else None
 
 
 # --- training --------------------------------------------------------------------------------------------------------
 
 
-def _train_step(
-    plan: WholePlan, place: Place, spread: Spread, twin: Any, options: Options, outbox: Outbox
-) -> tuple[Step, Callable[[], list[Any]]]:
-    def micro(state: State, batch: Tree) -> tuple[State, list[Any], Any]:
-        optimizer = spread.shards.stand_ins(state.optimizer) if spread.shards else state.optimizer
+def train_forward(plan: WholePlan, outbox: Outbox) -> Forward:
+    """The scaled loss of a micro-batch, and the state after it but for its weights."""
 
-        def loss(trainable: list[Any]) -> Any:
-            return plan.run(state._replace(trainable=trainable, optimizer=optimizer), batch, results)
-
+    def forward(state: State, batch: Tree) -> tuple[Any, State, Any]:
         def results(spec: IPUEstimatorSpec, trace: Trace) -> Any:
             op = train_op_of(spec)
             leaving = [tensors for _, tensors in trace.logs] + ([spec.host_call[1]] if spec.host_call else [])
             scaled = jnp.reshape(op.optimizer.scale_loss(jnp.asarray(op.loss)), ())
-            return scaled, (spec.loss, plan.after(trace, "non_trainable", state), leaving)
+            return scaled, spec.loss, plan.after(trace, "non_trainable", state), leaving
+
+        scaled, value, non_trainable, leaving = plan.run(state, batch, results)
+        metrics = outbox.put_with(state.metrics, value, rows_of(batch), leaving)
+        return scaled, state._replace(non_trainable=non_trainable, metrics=metrics), ()
+
+    return forward
+
+
+def _train_step(
+    plan: WholePlan, place: Place, spread: Spread, twin: Any, options: Options, outbox: Outbox
+) -> tuple[Step, Callable[[], list[Any]]]:
+    forward = train_forward(plan, outbox)
+
+    def micro(state: State, batch: Tree) -> tuple[State, list[Any], Any]:
+        optimizer = spread.shards.stand_ins(state.optimizer) if spread.shards else state.optimizer
+
+        def loss(trainable: list[Any]) -> Any:
+            scaled, new, _ = forward(state._replace(trainable=trainable, optimizer=optimizer), batch)
+            return scaled, (new.non_trainable, new.metrics)
 
         gradient = jax.grad(jax.checkpoint(loss) if place.recompute else loss, has_aux=True)
-        gradients, (value, (step, *rest), leaving) = gradient(state.trainable)
+        gradients, ((step, *rest), metrics) = gradient(state.trainable)
         gradients = map_gradients(plan.optimizer, gradients, state.trainable, optimizer)
-        metrics = outbox.put_with(state.metrics, value, rows_of(batch), leaving)
         return state._replace(non_trainable=[step + 1, *rest], metrics=metrics), gradients, ()
 
     update = keras_model.make_update(plan.optimizer, spread, twin, options.average_replicas)

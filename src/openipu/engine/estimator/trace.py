@@ -212,7 +212,9 @@ def _differs(what: str, before: str, now: str, when: str, here: str = "now") -> 
     )
 
 
-def discover(model_fn: ModelFn, batch: Tree, replicas: Replicas, seed: int | None) -> tuple[WholePlan, Tree]:
+def discover(
+    model_fn: ModelFn, batch: Tree, replicas: Replicas, seed: int | None, counters: int = 1
+) -> tuple[WholePlan, Tree]:
     """Learn what model_fn makes for batches like this one; also gives the shapes of its results.
 
     With a `seed`, the initial values depend on nothing else.
@@ -224,7 +226,7 @@ def discover(model_fn: ModelFn, batch: Tree, replicas: Replicas, seed: int | Non
             update_metrics(spec, trace)
             op = train_op_of(spec) if model_fn.mode == "train" else None
             metrics = [v for metric in metrics_of(spec).values() for v in metric.variables]
-            facts = learned(trace, model_fn.mode, spec, op, metrics if model_fn.mode == "eval" else ())
+            facts = learned(trace, model_fn.mode, spec, op, metrics if model_fn.mode == "eval" else (), counters)
             tensors = spec.eval_metrics[1] if spec.eval_metrics else spec.host_call[1] if spec.host_call else ()
             return WholePlan(**facts, model_fn=model_fn), ([t for _, t in trace.logs], tensors, spec.predictions)
 

@@ -9,7 +9,7 @@ from typing import Any
 from openipu.config.notices import name_once
 from openipu.engine.accumulate import Accumulation, Reduction, dtype_option
 
-from .options import PipelineSchedule, RecomputationMode, schedule_of
+from .options import PipelineSchedule, Pipelining, RecomputationMode, schedule_of
 from .schedules import Schedule, check, check_devices
 
 WITHOUT_EFFECT = {
@@ -49,6 +49,8 @@ class Arguments:
     """The device of each stage, counted within a replica."""
     shard: bool
     """Whether each replica keeps its share of the optimizer's state."""
+    marks_count: bool = False
+    """Whether values marked by `recomputation_checkpoint` are kept where stages are computed again."""
 
 
 def arguments(
@@ -77,7 +79,8 @@ def arguments(
     check(len(stages), count, devices, multiple, type(schedule).__name__)
     method = Reduction.parse(reduction_method) if training else Reduction.SUM
     accumulation = Accumulation(count, method, dtype_option(gradient_accumulation_dtype))
-    return Arguments(stages, accumulation, schedule, devices, bool(replicated_optimizer_state_sharding))
+    marks_count = Pipelining(schedule, devices, recomputation_mode or RecomputationMode.Auto).marks_count
+    return Arguments(stages, accumulation, schedule, devices, bool(replicated_optimizer_state_sharding), marks_count)
 
 
 def count_of(name: str, value: Any) -> int:

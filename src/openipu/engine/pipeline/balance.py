@@ -179,6 +179,13 @@ def _operations(lowered: Any, jaxpr: ClosedJaxpr) -> float:
     return total
 
 
+def cost_of(closed: ClosedJaxpr) -> float:
+    """What a traced program costs, as `_cost` estimates it for a layer."""
+    given = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
+    moved = _bytes(given) + _bytes([jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.out_avals])
+    return _operations(jax.jit(jaxpr_as_fun(closed)).lower(*given), closed) + BYTE * moved
+
+
 def _loops(jaxpr: Jaxpr) -> Iterator[tuple[int, ClosedJaxpr]]:
     """Loops of known length; those inside another loop are found when its body is counted."""
     for equation in jaxpr.eqns:

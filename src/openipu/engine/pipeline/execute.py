@@ -26,7 +26,7 @@ from jax import lax
 from .compile import Compiled, Work
 from .mail import Mail, Vectors
 from .packing import Buffers, Packing, Spec, pack, used
-from .stages import After, Around, Differentiated, StageFunction, differentiate, is_float
+from .stages import After, Around, Differentiated, Recompute, StageFunction, differentiate, is_float
 from .store import Store
 
 Tree = Any
@@ -323,7 +323,7 @@ def make_pipeline(
     accumulation: Accumulation,
     around: Around,
     *,
-    recompute: bool,
+    recompute: Recompute,
     replicas: Replicas,
 ) -> tuple[Pipeline, Tree]:
     """Trace all stages one after another, and find out what travels between them and what each keeps.
@@ -344,7 +344,7 @@ def make_pipeline(
         boundaries.append(tuple(map(Spec.of, boundary)))
         if table.backward is not None:
             # The last stage keeps its values in any case: it goes back as soon as it has gone forward.
-            again = recompute and number < len(stages) - 1
+            again: Recompute = recompute if number < len(stages) - 1 else "nothing"
             derivatives.append(differentiate(stage, values, boundary, own, again))
         traced, (boundary, after) = jax.make_jaxpr(stage.run, return_shape=True)(values, boundary, own)
         changing.append(_changing(traced.jaxpr, after, len(own.metrics), len(own.state)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from openipu.engine import model as keras_model
@@ -24,7 +25,7 @@ import keras
 from .arguments import Arguments
 from .loop import StageLoop, Staging
 from .packing import Spec
-from .rules import one_dtype
+from .rules import one_dtype, recomputed
 from .sharded import ShardedUpdate
 from .spread import StageSpread
 from .stages import After, Around, Arrays, StageFunction
@@ -117,10 +118,10 @@ class _Stage:
         with keras.StatelessScope(state_mapping=list(mapping)):
             return jnp.reshape(self.optimizer.scale_loss(loss), ())
 
-    def mapped(self, gradients: Arrays, weights: Arrays, optimizer: Arrays) -> Arrays:
-        """The gradients of one micro-batch as the wrappers around the optimizer map them."""
-        state = filled(self.optimizer.variables, self.common, optimizer)
-        return map_gradients(self.optimizer, gradients, weights, state)
+
+def mapped(optimizer: Any, common: Sequence[int], gradients: Arrays, weights: Arrays, known: Arrays) -> Arrays:
+    """The gradients of one micro-batch as the wrappers around the optimizer map them; `known` is what is common."""
+    return map_gradients(optimizer, gradients, weights, filled(optimizer.variables, common, known))
 
 
 def stage_functions(
@@ -131,9 +132,9 @@ def stage_functions(
     found = []
     for number in range(len(functions.stages)):
         stage = _Stage(functions, binding, number, optimizer, tuple(common), structures)
-        mapped = stage.mapped if optimizer is not None else None
+        change = partial(mapped, optimizer, common) if optimizer is not None else None
         run = _on_replica(place, functions, stage.run)
-        found.append(StageFunction(binding.weights[number], binding.state[number], run, mapped))
+        found.append(StageFunction(binding.weights[number], binding.state[number], run, change))
     return tuple(found)
 
 
@@ -159,14 +160,32 @@ def make_function_loop(
     place: Place,
     asked: Arguments,
 ) -> tuple[StageLoop, StageSpread]:
-    """The loop of functions as stages, and how their state lies on the devices of `place`.
+    """The loop of functions as stages, and how their state lies on the devices of `place`; see `make_loop`."""
 
-    `variables` are those that are trained and the others, with shapes and dtypes. `optimizer` is None where nothing is
-    trained.
+    def stages(common: Sequence[int]) -> tuple[StageFunction, ...]:
+        return stage_functions(functions, binding, optimizer, common, place)
+
+    return make_loop(name, step, stages, (binding.weights, binding.state), variables, optimizer, place, asked)
+
+
+def make_loop(
+    name: str,
+    step: Step,
+    make_stages: Callable[[Sequence[int]], tuple[StageFunction, ...]],
+    used: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]],
+    variables: tuple[Sequence[Any], Sequence[Any]],
+    optimizer: Any,
+    place: Place,
+    asked: Arguments,
+) -> tuple[StageLoop, StageSpread]:
+    """The loop of stages, and how their state lies on the devices of `place`.
+
+    `variables` are those that are trained and the others, with shapes and dtypes, `used` the numbers of those that each
+    stage uses. `optimizer` is None where nothing is trained; `make_stages` is told which of its variables are common.
     """
     trained, others = variables
-    weights = _store(trained, binding.weights, asked.devices, place.replicas.each)
-    state = _store(others, binding.state, asked.devices, place.replicas.each)
+    weights = _store(trained, used[0], asked.devices, place.replicas.each)
+    state = _store(others, used[1], asked.devices, place.replicas.each)
     update, accumulation = None, asked.accumulation
     if optimizer is not None:
         accumulation = one_dtype(accumulation.of_weights(trained))
@@ -175,10 +194,10 @@ def make_function_loop(
         update = make_update(
             optimizer, trained, weights, average, place.replicas, keras_model.decays, keras_model.forget, kind
         )
-    stages = stage_functions(functions, binding, optimizer, update.common if update is not None else (), place)
+    stages = make_stages(update.common if update is not None else ())
     spread = StageSpread(place.replicas, weights, state, update)
     count = accumulation.steps if update is not None else None
-    staging = Staging(stages, asked.schedule, asked.devices, count, place.recompute)
+    staging = Staging(stages, asked.schedule, asked.devices, count, recomputed(asked.marks_count, place.recompute))
     return StageLoop(name, step, place, accumulation, spread, staging), spread
 
 

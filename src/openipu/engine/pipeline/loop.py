@@ -24,7 +24,7 @@ from .execute import Pipeline, make_pipeline
 from .execution import StagedExecution, size_of
 from .schedules import Schedule, Sequential
 from .spread import StageSpread
-from .stages import Around, StageFunction, specs_of
+from .stages import Around, Recompute, StageFunction, specs_of
 
 Tree = Any
 
@@ -39,7 +39,7 @@ class Staging:
     """The device of each stage."""
     micro_batches: int | None
     """Those of one update; None outside of training, where a table takes all of an execution."""
-    recompute: bool
+    recompute: Recompute
 
     def table(self, steps: int) -> Compiled:
         """The table for one update, or for at least so many steps where nothing is trained."""

@@ -59,6 +59,13 @@ class Pipelining:
                 "Use the mode Auto."
             )
 
+    @property
+    def marks_count(self) -> bool:
+        """Whether values marked by `recomputation_checkpoint` are kept where stages are computed again."""
+        if self.recomputation_mode is RecomputationMode.Auto:
+            return isinstance(self.schedule, Sequential)
+        return self.recomputation_mode is RecomputationMode.RecomputeAndBackpropagateInterleaved
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` reads."""
         return {

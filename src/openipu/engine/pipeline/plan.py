@@ -20,11 +20,12 @@ from .keras_stages import stage_functions
 from .loop import StageLoop, Staging
 from .options import Pipelining
 from .packing import Spec
-from .rules import check_model, check_training, devices_of_stages, one_dtype
+from .rules import check_model, check_training, devices_of_stages, one_dtype, recomputed
 from .schedules import Schedule
 from .sharded import ShardedUpdate
 from .split import Stage
 from .spread import StageSpread
+from .stages import Recompute
 from .store import Store, make_store
 from .update import make_update
 
@@ -36,7 +37,7 @@ class StagePlan:
     stages: tuple[Stage, ...]
     devices: tuple[int, ...]
     schedule: Schedule
-    recompute: bool
+    recompute: Recompute
 
     @property
     def device_count(self) -> int:
@@ -50,15 +51,14 @@ def make_plan(model: Any, mode: Mode, options: Options, settings: Settings) -> S
     pipelining = options.pipelining or Pipelining()
     if not keras_model.is_built(model):
         raise RuntimeError(
-            f"Model {model.name!r} is pipelined but not built, so its stages are not known. Call "
-            "`model.build(input_shape)`, or call it on a batch."
+            f"Model {model.name!r} is pipelined but not built, so its stages are not known. Call it on a batch first."
         )
     stages = stages_of_model(model, options.stages, training=mode == "train")
     devices = devices_of_stages(pipelining, len(stages))
     if mode == "train":
         check_training(pipelining, options.accumulation, len(stages))
     _check_state(stages, devices)
-    return StagePlan(stages, devices, pipelining.schedule, settings.allow_recompute)
+    return StagePlan(stages, devices, pipelining.schedule, recomputed(pipelining.marks_count, settings.allow_recompute))
 
 
 def _check_state(stages: Sequence[Stage], devices: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ from openipu.engine.accumulate import Accumulation
 from .options import Pipelining
 from .schedules import check as check_schedule
 from .schedules import check_devices
+from .stages import Recompute
 
 _STEPS = ("train_step", "test_step", "predict_step")
 _FUNCTIONS = ("make_train_function", "make_test_function", "make_predict_function")
@@ -69,3 +70,10 @@ def one_dtype(accumulation: Accumulation) -> Accumulation:
             "pipelined model are accumulated in one dtype. Give its name."
         )
     return accumulation
+
+
+def recomputed(marks_count: bool, allowed: bool) -> Recompute:
+    """What stages compute again; `allowed` is what `IPUConfig.allow_recompute` says."""
+    if not allowed:
+        return "nothing"
+    return "unmarked" if marks_count else "everything"

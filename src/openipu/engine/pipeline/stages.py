@@ -13,16 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import Literal as Constant
 
 from .packing import Spec
 
 Arrays = list[Any]
+Recompute = Literal["nothing", "everything", "unmarked"]
+"""What the backward of a stage computes again; "unmarked": all but what `recomputation_checkpoint` marks."""
 
 CHECKPOINT = "recomputation_checkpoint"
 """The name under which JAX knows values that are kept when a stage is computed again."""
@@ -104,16 +107,16 @@ class _Residual(NamedTuple):
 
 
 def differentiate(
-    stage: StageFunction, weights: Arrays, boundary: Arrays, around: Around, recompute: bool = False
+    stage: StageFunction, weights: Arrays, boundary: Arrays, around: Around, recompute: Recompute = "nothing"
 ) -> Differentiated:
     """Trace a stage and its derivative; the arguments are shapes or arrays."""
     trees: dict[str, Any] = {}
 
     def forward(weights: Arrays, boundary: Arrays, around: Around) -> Any:
         run = differentiable(stage, boundary, around)
-        if recompute:
-            policy = jax.checkpoint_policies.save_only_these_names(CHECKPOINT)
-            run = jax.checkpoint(run, policy=policy)
+        if recompute != "nothing":
+            marked = jax.checkpoint_policies.save_only_these_names(CHECKPOINT)
+            run = jax.checkpoint(run, policy=marked if recompute == "unmarked" else None)
         out, vjp, (others, after) = jax.vjp(run, weights, floats_of(boundary), has_aux=True)
         residuals, trees["vjp"] = jax.tree.flatten(vjp)
         outputs = (_join(out, others) if isinstance(out, list) else out, after)
@@ -172,13 +175,13 @@ def _classify(
     arguments = {v: i for i, v in enumerate(jaxpr.invars)}
     by_weights = set(jaxpr.invars[:weights]) | set(jaxpr.constvars)
     for equation in jaxpr.eqns:
-        if not equation.effects and all(isinstance(v, Literal) or v in by_weights for v in equation.invars):
+        if not equation.effects and all(isinstance(v, Constant) or v in by_weights for v in equation.invars):
             by_weights.update(equation.outvars)
     found: list[_Residual] = []
     kept: dict[Any, int] = {}
     again: list[int] = []
     for position, v in enumerate(jaxpr.outvars[skip:], skip):
-        if isinstance(v, Literal) or v in by_weights - set(jaxpr.invars):
+        if isinstance(v, Constant) or v in by_weights - set(jaxpr.invars):
             found.append(_Residual("again", len(again)))
             again.append(position)
         elif arguments.get(v, given) < given:
