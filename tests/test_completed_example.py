@@ -9,6 +9,9 @@ from openipu.datasets import StandInDataWarning
 
 import keras
 import pytest
+from tests.zoo import KERAS_WARNINGS
+
+pytestmark = KERAS_WARNINGS
 
 SMALL = ["--samples", "192", "--test-samples", "64", "--batch-size", "8", "--epochs", "2"]
 VALUES = {
