@@ -40,7 +40,7 @@ class Case:
 
 
 CASES = {
-    "large": Case("8 x Dense(2048), micro-batch 64", (2048,) * 9, 64, 2),
+    "large": Case("8 x Dense(2048), micro-batch 64", (2048,) * 9, 64, 6),
     "small": Case("784-512-512-512-10, micro-batch 32", (784, 512, 512, 512, 10), 32, 30),
 }
 
