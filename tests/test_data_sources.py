@@ -5,6 +5,7 @@
 import gc
 import random
 import threading
+import warnings
 
 from openipu import data as ipu_data
 from openipu.engine import feed, plan
@@ -60,7 +61,10 @@ def test_dtypes_become_what_keras_makes_of_them(dtype):
         history = model.fit(x, targets, batch_size=8, epochs=2, verbose=0).history
         return history, model.get_weights(), model.predict(x, batch_size=8, verbose=0)
 
-    expected, actual = run(zoo.make(zoo.CASES["dense"], None)), run(zoo.make(zoo.CASES["dense"], 4))
+    expected = run(zoo.make(zoo.CASES["dense"], None))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        actual = run(zoo.make(zoo.CASES["dense"], 4))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), actual, expected)
 
 

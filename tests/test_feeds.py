@@ -10,6 +10,7 @@ from typing import Any
 import openipu as ipu
 from openipu.engine import infeed as engine_infeed
 from openipu.engine import outlet, program
+from openipu.engine.recent import Recent
 from openipu.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, OutOfRangeError
 from openipu.ipu_infeed_queue import IPUInfeedQueue, IPUIterator, IPUOwnedIterator
 from openipu.ipu_outfeed_queue import IPUOutfeedMode, IPUOutfeedQueue, ScopedIPUOutfeedQueue
@@ -184,16 +185,17 @@ def test_iterators():
     assert float(total) == 6
 
 
-def test_reading_stops_when_nobody_needs_the_queue():
+def test_reading_stops_when_nobody_needs_the_queue(monkeypatch):
     def readers() -> int:
         return sum(t.name == "openipu-infeed" for t in threading.enumerate())
 
     gc.collect()
     before = readers()
+    monkeypatch.setattr(program, "_programs", Recent(1))
     infeed, outfeed = feeds(lambda: numbers(100))
     copy_through(infeed, outfeed, 1)
     assert readers() == before + 1
-    program._programs.clear()  # a program keeps the feeds it uses
+    monkeypatch.undo()  # a program keeps the feeds it uses
     del infeed, outfeed
     gc.collect()
     deadline = time.monotonic() + 10

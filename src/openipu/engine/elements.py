@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from .feed import _as_arrays
+from .state import narrowed
 
 Tree = Any
 
@@ -34,7 +35,7 @@ def opener(dataset: Any) -> Callable[[], Iterator[Tree]]:
 
 def normal(element: Tree) -> Tree:
     """An element as arrays of the dtypes that devices use."""
-    return jax.tree.map(lambda a: a.astype(jax.dtypes.canonicalize_dtype(a.dtype), copy=False), _as_arrays(element))
+    return narrowed(_as_arrays(element))
 
 
 def describe(dataset: Any, open_: Callable[[], Iterator[Tree]]) -> tuple[Tree, Iterator[Tree] | None]:

@@ -312,7 +312,7 @@ def _only_if(active: Any, replicas: Replicas, new: State, old: State) -> State:
         return jnp.where(active, a, b)
 
     def settle(a: Any, b: Any) -> Any:
-        return b + replicas.mean_of_active(a - b, active) if _is_float(a) else a
+        return b + replicas.mean_of_active(a - b, active) if is_float(a) else a
 
     return State(
         jax.tree.map(choose, new.trainable, old.trainable),
@@ -331,23 +331,24 @@ def agree(replicas: Replicas, state: State, begin: State) -> State:
         return state
 
     def mean(a: Any, b: Any) -> Any:
-        return b + replicas.mean(a - b) if _is_float(a) else a
+        return b + replicas.mean(a - b) if is_float(a) else a
 
     return state._replace(non_trainable=list(map(mean, state.non_trainable, begin.non_trainable)))
 
 
 def _counters(state: State) -> list[Any]:
     """Random seeds and whatever else counts steps, which is equal on all replicas."""
-    return [a for a in state.non_trainable if not _is_float(a)]
+    return [a for a in state.non_trainable if not is_float(a)]
 
 
 def _with_counters(state: State, counters: list[Any], condition: Any) -> State:
     """The state with `counters` in it, if `condition`."""
     rest = iter(counters)
     return state._replace(
-        non_trainable=[a if _is_float(a) else jnp.where(condition, next(rest), a) for a in state.non_trainable]
+        non_trainable=[a if is_float(a) else jnp.where(condition, next(rest), a) for a in state.non_trainable]
     )
 
 
-def _is_float(array: Any) -> bool:
+def is_float(array: Any) -> bool:
+    """Whether an array holds floating-point numbers: then gradients flow through it, and means can be taken of it."""
     return bool(jnp.issubdtype(array.dtype, jnp.floating))

@@ -55,7 +55,7 @@ from .place import Place
 from .replicate import Replicas
 from .shard import Shards
 from .spread import AnySpread, Spread
-from .state import Batch, Logs, Mode, Spot, State, Step, parts_of, state_of
+from .state import Batch, Logs, Mode, Spot, State, Step, narrowed, parts_of, state_of
 
 log = logging.getLogger("openipu")
 
@@ -504,7 +504,7 @@ def needs_build(model: Any) -> bool:
 
 def build(model: Any, first_batch: Callable[[], Batch]) -> None:
     """Create all variables of a compiled model. `first_batch` is only called when Keras has to see one."""
-    model._symbolic_build(data_batch=first_batch() if needs_build(model) else None)
+    model._symbolic_build(data_batch=narrowed(first_batch()) if needs_build(model) else None)
 
 
 def build_for_predict(model: Any, first_batch: Callable[[], Batch]) -> None:
@@ -512,7 +512,7 @@ def build_for_predict(model: Any, first_batch: Callable[[], Batch]) -> None:
     if not _layers_built(model):
         x, _, _ = keras.utils.unpack_x_y_sample_weight(first_batch())
         with keras.StatelessScope(), keras.SymbolicScope():
-            model(x)
+            model(narrowed(x))
 
 
 def is_built(model: Any) -> bool:

@@ -14,7 +14,6 @@ Its buffers are not donated, so that the variables keep their values.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import enum
 import threading
@@ -33,6 +32,7 @@ from .loop import Program, check_callbacks
 from .place import Place
 from .place import place as make_place
 from .plan import SLAB_SHARE, free_memory
+from .recent import Recent
 from .scope import Scope
 from .trace import NotInProgram, Site, Trace
 
@@ -336,19 +336,11 @@ def _unknown(variable: Any) -> Any:
 
 _tracing = threading.RLock()
 """Tracing changes classes of Keras for as long as it takes, so one thread does it at a time."""
-_programs: collections.OrderedDict[Any, DeviceProgram] = collections.OrderedDict()
+_programs: Recent[DeviceProgram] = Recent(KEPT)
 
 
 def device_program(fn: Callable[..., Any], ordinal: int) -> DeviceProgram:
     """The program of `fn` on system number `ordinal`; those used last are kept."""
     place = make_place(devices.system(ordinal))
-    key = (fn if isinstance(fn, Hashable) else _Same(fn), place, ordinal)
-    program = _programs.get(key)
-    if program is None:
-        for old in [old for old in _programs if old[1].generation != place.generation]:
-            del _programs[old]
-        program = _programs[key] = DeviceProgram(fn, place, ordinal)
-        while len(_programs) > KEPT:
-            _programs.popitem(last=False)
-    _programs.move_to_end(key)
-    return program
+    key = (fn if isinstance(fn, Hashable) else _Same(fn), ordinal)
+    return _programs.get(place, key, lambda: DeviceProgram(fn, place, ordinal))

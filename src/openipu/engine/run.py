@@ -6,7 +6,6 @@ things happen, which is Keras' order. While one execution runs on the device, th
 
 from __future__ import annotations
 
-import collections
 import functools
 import logging
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ import numpy as np
 from . import devices, offload
 from . import model as keras_model
 from .accumulate import Accumulation
+from .ahead import Ahead
 from .feed import Feed, Slab
 from .live import Live, Teller
 from .loop import Loop, Result
@@ -194,8 +194,7 @@ class Session:
         ended = getattr(callbacks, f"on_{mode}_batch_end")
         # A checkpoint says where the data is, so nothing may be read further ahead.
         depth = 1 if keeper else -(-(function.options.prefetch_depth or 1) // feed.width)
-        slabs = _Ahead(feed.epoch(), depth)
-        running: Any = None
+        slabs = Ahead(feed.epoch(), depth)
         self._held.append(held)
         try:
             for slab in slabs:
@@ -205,10 +204,7 @@ class Session:
                 else:
                     began(slab.begin)
                     results = held.run(loop.execute, feed.source.resident, slab)
-                    slabs.prepare()
-                    # At most two executions are under way, so that memory does not grow with the number of steps.
-                    jax.block_until_ready(running)
-                    running = results[-1].value
+                    slabs.launched(results[-1].value)
                     value = _rows(results) if mode == "predict" else results[-1].value
                     ended(slab.end, {"outputs": value} if mode == "predict" else value)
                 if keeper and position:
@@ -229,7 +225,7 @@ class Session:
         held: Held,
         resident: Any,
         slab: Slab,
-        slabs: _Ahead,
+        slabs: Ahead,
         began: Callable[[int], None],
         ended: Callable[[int, Logs], None],
     ) -> Any:
@@ -261,60 +257,6 @@ def _outputs_of(rows: Any, slab: Slab, batch: int) -> Logs:
     size = 0 if slab.body is None else jax.tree.leaves(slab.body)[0].shape[2]
     stop = (batch + 1) * size if batch < slab.count else None
     return {"outputs": jax.tree.map(lambda a: a[batch * size : stop], rows)}
-
-
-def launches(
-    feed: Feed, execute: Callable[..., list[Result]], began: Callable[[Slab], Any]
-) -> Iterator[tuple[Slab, list[Result]]]:
-    """`execute(resident, slab)` for each slab of an epoch; gives what was launched, while the next slab is at hand."""
-    slabs = _Ahead(feed.epoch())
-    running: Any = None
-    for slab in slabs:
-        began(slab)
-        results = execute(feed.source.resident, slab)
-        slabs.prepare()
-        # At most two executions are under way, so that memory does not grow with the number of steps.
-        jax.block_until_ready(running)
-        running = results[-1].value
-        yield slab, results
-
-
-class _Ahead:
-    """An iterator whose next elements can be made early. An error in making one is kept until it is asked for."""
-
-    def __init__(self, slabs: Iterator[Slab], depth: int = 1) -> None:
-        self._slabs, self._depth = slabs, depth
-        self._ready: collections.deque[Callable[[], Slab]] = collections.deque()
-        self._failed = False
-        self.ended = False
-        """Whether it is known that there is no next element, where the depth is 1."""
-
-    def prepare(self) -> None:
-        while len(self._ready) < self._depth and not self._failed:
-            try:
-                slab = next(self._slabs)
-            except BaseException as error:
-                self._ready.append(_raiser(error))
-                self._failed, self.ended = True, isinstance(error, StopIteration)
-            else:
-                self._ready.append(functools.partial(_same, slab))
-
-    def __iter__(self) -> _Ahead:
-        return self
-
-    def __next__(self) -> Slab:
-        return self._ready.popleft()() if self._ready else next(self._slabs)
-
-
-def _same(slab: Slab) -> Slab:
-    return slab
-
-
-def _raiser(error: BaseException) -> Callable[[], Slab]:
-    def fail() -> Slab:
-        raise error
-
-    return fail
 
 
 def fit(

@@ -37,20 +37,17 @@ class Shards:
 
     def share(self, shape: Shape) -> int:
         """Elements of an array of that shape that each replica keeps; the last one's share may be padded."""
-        return -(-math.prod(shape) // self.replicas.count)
+        return share_of(math.prod(shape), self.replicas.count)
 
     # --- outside the program
 
     def divide(self, array: Any) -> np.ndarray:
         """An array as rows, one for each replica."""
-        share = self.share(array.shape)
-        flat = np.zeros(self.replicas.count * share, array.dtype)
-        flat[: array.size] = np.asarray(array).reshape(-1)
-        return flat.reshape(self.replicas.count, share)
+        return divide(array, self.replicas.count)
 
     def join(self, rows: Any, shape: Shape) -> Any:
         """The inverse of `divide`."""
-        return jnp.asarray(np.asarray(rows).reshape(-1)[: math.prod(shape)].reshape(shape))
+        return join(rows, shape)
 
     # --- inside the program
 
@@ -91,6 +88,24 @@ class Shards:
     def _cut(self, joined: Any, axis: int = 0) -> list[Any]:
         ends = np.cumsum([self.share(shape) for shape in self.weights if _is_large(shape)])
         return jnp.split(joined, ends[:-1].tolist(), axis=axis)
+
+
+def share_of(size: int, replicas: int) -> int:
+    """Elements of an array that each replica has; the last one's share may be padded."""
+    return -(-size // replicas)
+
+
+def divide(array: Any, replicas: int) -> np.ndarray:
+    """An array as rows, one for each replica."""
+    share = share_of(array.size, replicas)
+    flat = np.zeros(replicas * share, array.dtype)
+    flat[: array.size] = np.asarray(array).reshape(-1)
+    return flat.reshape(replicas, share)
+
+
+def join(rows: Any, shape: Shape) -> Any:
+    """The inverse of `divide`."""
+    return jnp.asarray(np.asarray(rows).reshape(-1)[: math.prod(shape)].reshape(shape))
 
 
 def _is_large(shape: Shape) -> bool:

@@ -7,10 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 
 Mode = Literal["train", "test", "predict"]
 Batch = Any
 Logs = dict[str, Any]
+
+
+def narrowed(batch: Batch) -> Batch:
+    """Arrays in the dtypes that devices use, so that JAX need not warn about those that it would change."""
+    return jax.tree.map(lambda a: np.asarray(a, jax.dtypes.canonicalize_dtype(a.dtype)), batch)
 
 
 class State(NamedTuple):

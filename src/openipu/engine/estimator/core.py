@@ -19,6 +19,7 @@ from openipu.config import configure_ipu_system
 from openipu.config.notices import name_once
 from openipu.engine import devices
 from openipu.engine import model as keras_model
+from openipu.engine.ahead import Ahead
 from openipu.engine.checkpoint import Checkpoints
 from openipu.engine.feed import Feed, Slab
 from openipu.engine.loop import Result
@@ -26,7 +27,6 @@ from openipu.engine.options import Options
 from openipu.engine.place import Place, place
 from openipu.engine.plan import check_accumulation, make_feed
 from openipu.engine.replicate import Replicas
-from openipu.engine.run import launches
 from openipu.engine.spread import Spread
 from openipu.engine.state import State
 from openipu.optimizers.base import chain
@@ -278,7 +278,11 @@ class _Run:
         """Each launch and its results, with the hooks called around it."""
         began, known = time.monotonic(), len(self.program.loop.programs)
         self.hooks.begin(self.global_step)
-        for slab, results in launches(self._feed, self._execute, lambda _: self.hooks.before_run()):
+        slabs = Ahead(self._feed.epoch())
+        for slab in slabs:
+            self.hooks.before_run()
+            results, self._state = self.program.loop.execute(self._state, self._feed.source.resident, slab)
+            slabs.launched(results[-1].value)
             self._launches += 1
             self._count(slab)
             self.hooks.context.global_step = self.global_step
@@ -299,10 +303,6 @@ class _Run:
             "predict" if self.mode == "infer" else self.mode, replicas.platform, replicas.count, programs,
             self._launches, self.steps, seconds - compiling, self._feed.seconds,
         )  # fmt: skip
-
-    def _execute(self, resident: Tree, slab: Slab) -> list[Result]:
-        results, self._state = self.program.loop.execute(self._state, resident, slab)
-        return results
 
     def _count(self, slab: Slab) -> None:
         self.steps += -(-slab.steps // self.program.place.replicas.count)

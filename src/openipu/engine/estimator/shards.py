@@ -13,8 +13,8 @@ from openipu.engine import model as keras_model
 from openipu.engine.execution import rows_of
 from openipu.engine.options import Options
 from openipu.engine.pipeline.arguments import Arguments
+from openipu.engine.pipeline.assemble import make_loop, mapped
 from openipu.engine.pipeline.cut import Cut, Given, Gives, Layer, Whole, choose, trace
-from openipu.engine.pipeline.functions import make_loop, mapped
 from openipu.engine.pipeline.schedules import Sequential
 from openipu.engine.pipeline.stages import specs_of
 from openipu.engine.place import Place

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from openipu.engine.accumulate import Accumulation
 from openipu.engine.convolution import rewrite
 from openipu.engine.convolution.arrays import settled
+from openipu.engine.execution import is_float
 from openipu.engine.replicate import STAGE_AXIS as AXIS
 from openipu.engine.replicate import Replicas
 
@@ -26,7 +27,7 @@ from jax import lax
 from .compile import Compiled, Work
 from .mail import Mail, Vectors
 from .packing import Buffers, Packing, Spec, pack, used
-from .stages import After, Around, Differentiated, Recompute, StageFunction, differentiate, is_float
+from .stages import After, Around, Differentiated, Recompute, StageFunction, differentiate
 from .store import Store
 
 Tree = Any

@@ -16,6 +16,7 @@ from openipu.engine.execution import (
     Kept,
     agree,
     fetch,
+    is_float,
     keep,
     logs_of,
     nothing_told,
@@ -34,7 +35,6 @@ from jax import lax
 
 from .execute import Boxes, Carry, Flow, Pipeline
 from .spread import StageSpread
-from .stages import is_float
 from .store import listed, numbered
 from .update import from_device
 

@@ -12,25 +12,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from openipu.engine import model as keras_model
 from openipu.engine.execution import rows_of
 from openipu.engine.place import Place
 from openipu.engine.state import Step
-from openipu.optimizers.plan import describe, map_gradients
 
 import jax
 import jax.numpy as jnp
 import keras
 
 from .arguments import Arguments
-from .loop import StageLoop, Staging
-from .packing import Spec
-from .rules import one_dtype, recomputed
-from .sharded import ShardedUpdate
+from .assemble import make_loop, mapped, on_replica
+from .loop import StageLoop
 from .spread import StageSpread
 from .stages import After, Around, Arrays, StageFunction
-from .store import Store, filled, make_store
-from .update import make_update
+from .store import filled
 
 Tree = Any
 NewState = Callable[[], Arrays]
@@ -119,11 +114,6 @@ class _Stage:
             return jnp.reshape(self.optimizer.scale_loss(loss), ())
 
 
-def mapped(optimizer: Any, common: Sequence[int], gradients: Arrays, weights: Arrays, known: Arrays) -> Arrays:
-    """The gradients of one micro-batch as the wrappers around the optimizer map them; `known` is what is common."""
-    return map_gradients(optimizer, gradients, weights, filled(optimizer.variables, common, known))
-
-
 def stage_functions(
     functions: Functions, binding: Binding, optimizer: Any, common: Sequence[int], place: Place
 ) -> tuple[StageFunction, ...]:
@@ -133,21 +123,9 @@ def stage_functions(
     for number in range(len(functions.stages)):
         stage = _Stage(functions, binding, number, optimizer, tuple(common), structures)
         change = partial(mapped, optimizer, common) if optimizer is not None else None
-        run = _on_replica(place, functions, stage.run)
+        run = on_replica(place, stage.run, lambda around: rows_of(functions.element(around.batch)[1]))
         found.append(StageFunction(binding.weights[number], binding.state[number], run, change))
     return tuple(found)
-
-
-def _on_replica(place: Place, functions: Functions, run: Callable[..., Any]) -> Callable[..., Any]:
-    if place.replicas.count == 1:
-        return run
-
-    def on_one(weights: Arrays, boundary: Arrays, around: Around) -> Any:
-        rows = rows_of(functions.element(around.batch)[1])
-        with keras_model.one_of_several(place.replicas, place.batch_norm_group, lambda: rows, around.active):
-            return run(weights, boundary, around)
-
-    return on_one
 
 
 def make_function_loop(
@@ -166,45 +144,3 @@ def make_function_loop(
         return stage_functions(functions, binding, optimizer, common, place)
 
     return make_loop(name, step, stages, (binding.weights, binding.state), variables, optimizer, place, asked)
-
-
-def make_loop(
-    name: str,
-    step: Step,
-    make_stages: Callable[[Sequence[int]], tuple[StageFunction, ...]],
-    used: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]],
-    variables: tuple[Sequence[Any], Sequence[Any]],
-    optimizer: Any,
-    place: Place,
-    asked: Arguments,
-) -> tuple[StageLoop, StageSpread]:
-    """The loop of stages, and how their state lies on the devices of `place`.
-
-    `variables` are those that are trained and the others, with shapes and dtypes, `used` the numbers of those that each
-    stage uses. `optimizer` is None where nothing is trained; `make_stages` is told which of its variables are common.
-    """
-    trained, others = variables
-    weights = _store(trained, used[0], asked.devices, place.replicas.each)
-    state = _store(others, used[1], asked.devices, place.replicas.each)
-    update, accumulation = None, asked.accumulation
-    if optimizer is not None:
-        accumulation = one_dtype(accumulation.of_weights(trained))
-        average = describe(optimizer).replica_reduction == "mean"
-        kind = ShardedUpdate if asked.shard and place.replicas.count > 1 else None
-        update = make_update(
-            optimizer, trained, weights, average, place.replicas, keras_model.decays, keras_model.forget, kind
-        )
-    stages = make_stages(update.common if update is not None else ())
-    spread = StageSpread(place.replicas, weights, state, update)
-    count = accumulation.steps if update is not None else None
-    staging = Staging(stages, asked.schedule, asked.devices, count, recomputed(asked.marks_count, place.recompute))
-    return StageLoop(name, step, place, accumulation, spread, staging), spread
-
-
-def _store(variables: Sequence[Any], used: Sequence[Sequence[int]], devices: Sequence[int], each: int) -> Store:
-    """Each variable on the devices of the stages that use it; what no stage uses is on the first."""
-    held: list[set[int]] = [set() for _ in range(each)]
-    for numbers, device in zip(used, devices, strict=True):
-        held[device].update(numbers)
-    held[0].update(set(range(len(variables))).difference(*held))
-    return make_store([Spec.of(v) for v in variables], [sorted(numbers) for numbers in held])

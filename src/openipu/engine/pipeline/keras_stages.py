@@ -16,11 +16,11 @@ from openipu.engine import model as keras_model
 from openipu.engine.execution import rows_of
 from openipu.engine.place import Place
 from openipu.engine.state import Mode, State
-from openipu.optimizers.plan import map_gradients
 
 import jax
 import keras
 
+from .assemble import mapped, on_replica
 from .split import Stage, run_stage
 from .stages import After, Around, Arrays, StageFunction
 from .store import filled
@@ -98,11 +98,6 @@ class _KerasStage:
             around.metrics,
         )
 
-    def mapped(self, gradients: Arrays, weights: Arrays, optimizer: Arrays) -> Arrays:
-        """The gradients of one micro-batch as the wrappers around the optimizer map them."""
-        state = filled(self.model.optimizer.variables, self.common, optimizer)
-        return map_gradients(self.model.optimizer, gradients, weights, state)
-
 
 def _total(losses: Sequence[Any]) -> Any:
     """The sum of those that are there, or None."""
@@ -115,31 +110,25 @@ def _penalties(variables: Sequence[Any]) -> list[Any]:
     return [v.regularizer(v) for v in variables if v.trainable and getattr(v, "regularizer", None) is not None]
 
 
+def used_by(stages: Sequence[Stage], variables: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """For each stage, the numbers of those variables that it uses."""
+    number = {id(v): i for i, v in enumerate(variables)}
+    return tuple(
+        tuple(sorted({number[id(v)] for v in (*stage.variables, *stage.borrows) if id(v) in number}))
+        for stage in stages
+    )
+
+
 def stage_functions(
     model: Any, mode: Mode, stages: Sequence[Stage], common: Sequence[int], place: Place
 ) -> tuple[StageFunction, ...]:
     """The stages of `model` for `mode`."""
-    weights = {id(v): i for i, v in enumerate(model.trainable_variables)}
-    others = {id(v): i for i, v in enumerate(model.non_trainable_variables)}
+    weights, others = (used_by(stages, part) for part in (model.trainable_variables, model.non_trainable_variables))
     structures: dict[int, Any] = {}
+    change = partial(mapped, model.optimizer, common) if mode == "train" else None
     functions = []
-    for stage in stages:
-        used = [*stage.variables, *stage.borrows]
-        own = _KerasStage(
-            model, mode, stage, _numbers(used, weights), _numbers(used, others), tuple(common), structures
-        )
-        run = own.run
-        if place.replicas.count > 1:
-            run = partial(_on_one_replica, place, own.run)
-        functions.append(StageFunction(own.weights, own.state, run, own.mapped))
+    for stage, trained, state in zip(stages, weights, others, strict=True):
+        own = _KerasStage(model, mode, stage, trained, state, tuple(common), structures)
+        run = on_replica(place, own.run, lambda around: rows_of(around.batch))
+        functions.append(StageFunction(trained, state, run, change))
     return tuple(functions)
-
-
-def _numbers(variables: Sequence[Any], known: dict[int, int]) -> tuple[int, ...]:
-    return tuple(sorted({known[id(v)] for v in variables if id(v) in known}))
-
-
-def _on_one_replica(place: Place, run: Any, weights: Arrays, boundary: Arrays, around: Around) -> Any:
-    rows = rows_of(around.batch)
-    with keras_model.one_of_several(place.replicas, place.batch_norm_group, lambda: rows, around.active):
-        return run(weights, boundary, around)

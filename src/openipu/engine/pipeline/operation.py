@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from openipu.engine import model as keras_model
 from openipu.engine.feed import Slab
 from openipu.engine.place import Place
 from openipu.engine.place import place as make_place
+from openipu.engine.recent import Recent
 from openipu.engine.scope import Scope
 from openipu.engine.state import State, Step
 
@@ -81,16 +81,14 @@ class Runner:
             list(self.optimizer.variables) if self.optimizer is not None else [],
             [],
         )
-        state = self.spread.spread(State(*([v.value for v in part] for part in owners)))
+        state = self.spread.spread(keras_model.values_of(owners))
         slab = Slab(0, count * self.place.replicas.count, body, None, False)
         [result], state = self.loop.execute(state, None, slab)
-        for part, values in zip(owners, self.spread.gather(state), strict=True):
-            for variable, value in zip(part, values, strict=True):
-                variable.assign(value)
+        keras_model.assign(owners, self.spread.gather(state))
         return jax.tree.map(np.asarray, result.value[0])
 
 
-_runners: OrderedDict[Any, Runner] = OrderedDict()
+_runners: Recent[Runner] = Recent(KEPT)
 
 
 def runner(request: Request, element: Tree) -> Runner:
@@ -99,15 +97,7 @@ def runner(request: Request, element: Tree) -> Runner:
     system = systems.system(request.ordinal)
     place = make_place(system, 1 + max(request.asked.devices))
     shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves(element))
-    key = (request.key, place, shapes)
-    if key not in _runners:
-        for old in [old for old in _runners if old[1].generation != place.generation]:
-            del _runners[old]
-        _runners[key] = _make(request, element, place)
-        while len(_runners) > KEPT:
-            _runners.popitem(last=False)
-    _runners.move_to_end(key)
-    return _runners[key]
+    return _runners.get(place, (request.key, shapes), lambda: _make(request, element, place))
 
 
 def _make(request: Request, element: Tree, place: Place) -> Runner:

@@ -15,19 +15,17 @@ from openipu.engine.options import Options
 from openipu.engine.place import Place
 from openipu.engine.state import Mode
 
+from .arguments import Arguments
+from .assemble import make_loop
 from .assign import stages_of_model
-from .keras_stages import stage_functions
-from .loop import StageLoop, Staging
+from .keras_stages import stage_functions, used_by
+from .loop import StageLoop
 from .options import Pipelining
-from .packing import Spec
-from .rules import check_model, check_training, devices_of_stages, one_dtype, recomputed
+from .rules import check_model, check_training, devices_of_stages, recomputed
 from .schedules import Schedule
-from .sharded import ShardedUpdate
 from .split import Stage
 from .spread import StageSpread
 from .stages import Recompute
-from .store import Store, make_store
-from .update import make_update
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,38 +83,26 @@ def make_stage_loop(
     model: Any, mode: Mode, place: Place, options: Options, plan: StagePlan, live: Live | None = None
 ) -> tuple[StageLoop, StageSpread]:
     """The loop of a pipelined model, and how its state lies on the devices."""
-    owners = keras_model.variables(model, mode)
-    weights = _store(owners.trainable, plan)
-    state = _store(owners.non_trainable, plan)
-    update = None
-    accumulation = Accumulation()
     if options.pipelining is not None and options.pipelining.accumulate_outfeed:
         name_once({"accumulate_outfeed": "metrics are those of all micro-batches and leave once per execution anyway"})
     if options.offload_optimizer:
         name_once(
             {"offload_weight_update_variables": "a pipeline's optimizer state stays on the devices of its stages"}
         )
-    if mode == "train":
-        accumulation = one_dtype(options.accumulation.of_weights(owners.trainable))
-        update = make_update(
-            model.optimizer, owners.trainable, weights, options.average_replicas, place.replicas,
-            keras_model.decays, keras_model.forget,
-            ShardedUpdate if options.shard_optimizer and place.replicas.count > 1 else None,
-        )  # fmt: skip
-    spread = StageSpread(place.replicas, weights, state, update)
-    common = update.common if update is not None else ()
-    functions = stage_functions(model, mode, plan.stages, common, place)
-    count = accumulation.steps if mode == "train" else None
-    staging = Staging(functions, plan.schedule, plan.devices, count, plan.recompute)
-    step = keras_model.make_staged_step(model, mode, place.replicas, options)
-    return StageLoop(f"{model.name}_{mode}", step, place, accumulation, spread, staging, live), spread
-
-
-def _store(variables: Sequence[Any], plan: StagePlan) -> Store:
-    """Each variable on the devices of the stages that use it; what no stage uses is on the first."""
-    number = {id(v): i for i, v in enumerate(variables)}
-    held: list[set[int]] = [set() for _ in range(plan.device_count)]
-    for stage, device in zip(plan.stages, plan.devices, strict=True):
-        held[device].update(number[id(v)] for v in (*stage.variables, *stage.borrows) if id(v) in number)
-    held[0].update(set(range(len(variables))).difference(*held))
-    return make_store([Spec.of(v) for v in variables], [sorted(numbers) for numbers in held])
+    training = mode == "train"
+    owners = keras_model.variables(model, mode)
+    asked = Arguments(
+        (), options.accumulation if training else Accumulation(), plan.schedule, plan.devices, options.shard_optimizer,
+        plan.recompute == "unmarked",
+    )  # fmt: skip
+    return make_loop(
+        f"{model.name}_{mode}",
+        keras_model.make_staged_step(model, mode, place.replicas, options),
+        lambda common: stage_functions(model, mode, plan.stages, common, place),
+        (used_by(plan.stages, owners.trainable), used_by(plan.stages, owners.non_trainable)),
+        (owners.trainable, owners.non_trainable),
+        model.optimizer if training else None,
+        place,
+        asked,
+        live,
+    )

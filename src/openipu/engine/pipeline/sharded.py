@@ -6,13 +6,12 @@ into rows of common length; then all of them reduce and scatter, update their sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from openipu.engine.replicate import AXIS, STAGE_AXIS
-from openipu.optimizers.base import by_engine
+from openipu.engine.shard import share_of
 
 import jax.numpy as jnp
 import numpy as np
@@ -57,29 +56,21 @@ class ShardedUpdate(Update):
             own = used(weights, at)
             written = self.weights.packing.write(own, at, whole)
             weights = weights | {b: jnp.where(me == device, written[b], own[b]) for b in own}
-        return weights, slots, common
+        return weights, slots, self._on_all(me, common)
 
     def _share_on(
         self, device: int, me: Any, new: Any, weights: Buffers, slots: Buffers, common: list[Any], mine: Any
     ) -> tuple[Any, Buffers, list[Any]]:
-        slot_at, order, twin = self.slots.slots(device), self.orders[device], self.twins[device]
+        slot_at = self.slots.slots(device)
 
         def run(writes: tuple[Any, Buffers, list[Any]]) -> tuple[Any, Buffers, list[Any]]:
             new, own_slots, common = writes
-            values = dict(zip(self.common, common, strict=True))
-            values |= zip(self.slots.held[device], self.slots.packing.read(own_slots, slot_at), strict=True)
             rows = self._rows(weights, device, new.size)[self.replicas.index()]
             dtypes = [slot.spec.dtype for slot in self.weights.slots(device)]
             shares = [s.astype(d) for s, d in zip(self._cut(rows, device), dtypes, strict=True)]
-            with by_engine():
-                updated, state = twin.stateless_apply([values[n] for n in order], self._cut(mine, device), shares)
-            values |= zip(order, state, strict=True)
+            updated, own_slots, common = self._by_twin(device, own_slots, common, self._cut(mine, device), shares)
             joined = jnp.concatenate([u.astype(new.dtype) for u in updated])
-            return (
-                jnp.pad(joined, (0, new.size - joined.size)),
-                self.slots.packing.write(own_slots, slot_at, [values[n] for n in self.slots.held[device]]),
-                [jnp.asarray(values[n], old.dtype) for n, old in zip(self.common, common, strict=True)],
-            )
+            return jnp.pad(joined, (0, new.size - joined.size)), own_slots, common
 
         if not self.weights.held[device]:
             return new, slots, common
@@ -88,7 +79,7 @@ class ShardedUpdate(Update):
 
     def _shares(self, device: int) -> list[int]:
         """Elements of each of a device's weights that one replica updates."""
-        return [share(slot.spec.size, self.replicas.count) for slot in self.weights.slots(device)]
+        return [share_of(slot.spec.size, self.replicas.count) for slot in self.weights.slots(device)]
 
     def _rows(self, buffers: Buffers, device: int, length: int) -> Any:
         """A device's arrays as one row for each replica."""
@@ -106,31 +97,3 @@ class ShardedUpdate(Update):
         """The parts of the last axis that belong to each of a device's weights."""
         ends = np.cumsum([0, *self._shares(device)])
         return [joined[..., a:b] for a, b in pairwise(ends)]
-
-
-def share(size: int, replicas: int) -> int:
-    """Elements of an array that each replica has; the last one's share may be padded."""
-    return -(-size // replicas)
-
-
-def divide(values: Sequence[Any], numbers: Sequence[int], replicas: int) -> list[list[Any]]:
-    """For each replica, the values with those at `numbers` replaced by its share of them."""
-    rows: list[list[Any]] = [list(values) for _ in range(replicas)]
-    for number in numbers:
-        flat = np.asarray(values[number]).reshape(-1)
-        size = share(flat.size, replicas)
-        padded = np.zeros(replicas * size, flat.dtype)
-        padded[: flat.size] = flat
-        for replica, row in enumerate(padded.reshape(replicas, size)):
-            rows[replica][number] = row
-    return rows
-
-
-def join(rows: Sequence[Sequence[Any]], numbers: Sequence[int], shapes: dict[int, tuple[int, ...]]) -> list[Any]:
-    """The inverse of `divide`."""
-    values = list(rows[0])
-    for number in numbers:
-        flat = np.concatenate([np.asarray(row[number]) for row in rows])
-        shape = shapes[number]
-        values[number] = jnp.asarray(flat[: int(np.prod(shape, dtype=int))].reshape(shape))
-    return values

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openipu.engine.replicate import AXIS, STAGE_AXIS, Replicas
+from openipu.engine.shard import divide, join
 from openipu.engine.state import State
 
 import jax
@@ -15,7 +16,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .packing import Buffers
-from .sharded import divide, join
 from .store import Store, listed, numbered
 from .update import Update
 
@@ -112,7 +112,11 @@ class StageSpread:
             return []
         slots = self.update.slots
         if self.update.divided:
-            parts = [slots.scatter(part) for part in divide(values, self._divided(), self.replicas.count)]
+            shares = {n: divide(values[n], self.replicas.count) for n in self._divided()}
+            parts = [
+                slots.scatter([shares[n][r] if n in shares else v for n, v in enumerate(values)])
+                for r in range(self.replicas.count)
+            ]
             buffers = [np.stack(rows, axis=1) for rows in zip(*parts, strict=True)]
         else:
             buffers = slots.scatter(values)
@@ -126,7 +130,9 @@ class StageSpread:
         if self.update.divided:
             whole = [np.asarray(buffer) for buffer in buffers]
             parts = [slots.gather([b[:, r] for b in whole], len(variables)) for r in range(self.replicas.count)]
-            values = join(parts, self._divided(), {n: tuple(variables[n].shape) for n in self._divided()})
+            values = list(parts[0])
+            for n in self._divided():
+                values[n] = join([part[n] for part in parts], tuple(variables[n].shape))
         else:
             values = slots.gather(buffers, len(variables))
         for number, value in zip(self.update.common, common, strict=True):

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from openipu.engine.execution import is_float
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -146,11 +148,6 @@ def differentiable(stage: StageFunction, boundary: Arrays, around: Around) -> Ca
         return floats_of(out), ([None if is_float(a) else a for a in out], after)
 
     return run
-
-
-def is_float(array: Any) -> bool:
-    """Whether gradients flow through an array."""
-    return bool(jnp.issubdtype(array.dtype, jnp.floating))
 
 
 def floats_of(arrays: Sequence[Any]) -> Arrays:

@@ -14,7 +14,7 @@ from typing import Any
 
 from openipu.engine.replicate import STAGE_AXIS as AXIS
 from openipu.engine.replicate import Replicas
-from openipu.engine.shard import check_elementwise
+from openipu.engine.shard import check_elementwise, share_of
 from openipu.optimizers.base import by_engine, chain, loss_scale
 from openipu.optimizers.plan import unwrapped
 
@@ -61,10 +61,12 @@ class Update:
         factor = self._clip_factor(norm, common)
         for device in range(len(self.twins)):
             weights, slots, common = self._on(device, me, weights, slots, common, total, factor, finite)
+        return weights, slots, self._on_all(me, common)
+
+    def _on_all(self, me: Any, common: list[Any]) -> list[Any]:
+        """What is common, also on devices without weights, whose twins have nothing to update."""
         busy = [device for device, held in enumerate(self.weights.held) if held]
-        if len(busy) < len(self.twins):
-            common = from_device(busy[0], me, common)
-        return weights, slots, common
+        return common if len(busy) == len(self.twins) else from_device(busy[0], me, common)
 
     def _on(
         self,
@@ -78,31 +80,38 @@ class Update:
         finite: Any,
     ) -> tuple[Buffers, Buffers, list[Any]]:
         weight_at, slot_at = self.weights.slots(device), self.slots.slots(device)
-        twin, order = self.twins[device], self.orders[device]
         if not weight_at:
             return weights, slots, common
 
         def run(writes: tuple[Buffers, Buffers, list[Any]]) -> tuple[Buffers, Buffers, list[Any]]:
             own, own_slots, common = writes
-            values = dict(zip(self.common, common, strict=True))
-            values |= zip(self.slots.held[device], self.slots.packing.read(own_slots, slot_at), strict=True)
             gradients = self.weights.packing.read(total, weight_at)
             if factor is not None:
                 gradients = [g * factor.astype(g.dtype) for g in gradients]
-            with by_engine(), _told_finite(twin, finite):
-                new, state = twin.stateless_apply(
-                    [values[n] for n in order], gradients, self.weights.packing.read(own, weight_at)
-                )
-            values |= zip(order, state, strict=True)
-            return (
-                self.weights.packing.write(own, weight_at, new),
-                self.slots.packing.write(own_slots, slot_at, [values[n] for n in self.slots.held[device]]),
-                [jnp.asarray(values[n], old.dtype) for n, old in zip(self.common, common, strict=True)],
-            )
+            with _told_finite(self.twins[device], finite):
+                old = self.weights.packing.read(own, weight_at)
+                new, own_slots, common = self._by_twin(device, own_slots, common, gradients, old)
+            return self.weights.packing.write(own, weight_at, new), own_slots, common
 
         writes = used(weights, weight_at), used(slots, slot_at), common
         new_weights, new_slots, common = lax.cond(me == device, run, lambda w: w, writes)
         return weights | new_weights, slots | new_slots, common
+
+    def _by_twin(
+        self, device: int, slots: Buffers, common: list[Any], gradients: list[Any], weights: list[Any]
+    ) -> tuple[list[Any], Buffers, list[Any]]:
+        """Weights, slots and what is common after an update by the twin of a device, on that device."""
+        at, held, order = self.slots.slots(device), self.slots.held[device], self.orders[device]
+        values = dict(zip(self.common, common, strict=True))
+        values |= zip(held, self.slots.packing.read(slots, at), strict=True)
+        with by_engine():
+            new, state = self.twins[device].stateless_apply([values[n] for n in order], gradients, weights)
+        values |= zip(order, state, strict=True)
+        return (
+            list(new),
+            self.slots.packing.write(slots, at, [values[n] for n in held]),
+            [jnp.asarray(values[n], old.dtype) for n, old in zip(self.common, common, strict=True)],
+        )
 
     def _sum_tied(self, me: Any, total: Buffers) -> Buffers:
         """Gradients of weights that several devices hold, summed over them."""
@@ -193,7 +202,7 @@ def make_update(
     shapes = [tuple(v.shape) for v in variables]
     if kind is not None:
         check_elementwise(unwrapped(optimizer))
-        shapes = [(-(-math.prod(shape) // replicas.count),) for shape in shapes]
+        shapes = [(share_of(math.prod(shape), replicas.count),) for shape in shapes]
     whole = _twin(optimizer, variables, shapes, range(len(variables)), decays, forget)
     keys = _keys(whole, range(len(variables)))
     if len(keys) != len(optimizer.variables):
