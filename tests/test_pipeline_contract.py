@@ -219,8 +219,9 @@ def test_equals_one_device(point: Point) -> None:
     actual = train(model, *case.data(point.rows), BATCH, point.feed)
     expected = plain(point)
     half = case.policy != "float32"
-    tolerance = 1e-2 if half else 1e-5
-    # Rounding in half precision may turn single samples from right to wrong.
+    # In half precision plain Keras' own biases change by 4 % when only the rows within each batch change places, and
+    # rounding may turn single samples from right to wrong.
+    tolerance = 5e-2 if half else 1e-5
     replication.assert_same_history(actual.history, expected.history, 0.1 if half else tolerance)
     replication.assert_close(actual.weights, expected.weights, tolerance)
     replication.assert_same_history(actual.evaluated, expected.evaluated, 0.1 if half else tolerance)

@@ -28,7 +28,7 @@ class IPUPipelineEstimatorSpec:
         gradient_accumulation_count: Micro-batches of one update. `iterations_per_loop` is a multiple of it.
         eval_metrics_fn: Needed for EVAL. Called on the host with the outputs of the last stage for all micro-batches,
             joined along their first axis in the order of the data; a scalar output becomes one value for each
-            micro-batch. Returns a dict of metrics with "loss".
+            micro-batch. Returns a dict with "loss": numbers, Keras metrics, or `(metric, y_true, y_pred)`.
         optimizer_function: Needed for TRAIN. Makes an `OptimizerFunctionOutput` from the outputs of the last stage.
         device_mapping: The device of each stage; by default each has its own.
         loss_accumulator_dtype: Has no effect: losses are added up in float32.

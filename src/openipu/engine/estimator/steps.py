@@ -216,7 +216,16 @@ def host_logs(name: str, logs: Any) -> dict[str, Any]:
     """The metrics that a function of a user's gave back, as values."""
     if not isinstance(logs, dict):
         raise TypeError(f"The function of `{name}` returned a {type(logs).__name__}. Return a dict of metrics.")
-    return {key: value.result() if hasattr(value, "update_state") else value for key, value in logs.items()}
+    return {key: _host_value(entry) for key, entry in logs.items()}
+
+
+def _host_value(entry: Any) -> Any:
+    if isinstance(entry, tuple) and entry and hasattr(entry[0], "update_state"):
+        metric, *arguments = entry
+        metric.reset_state()  # The arguments are those of the whole evaluation.
+        metric.update_state(*arguments)
+        entry = metric
+    return entry.result() if hasattr(entry, "update_state") else entry
 
 
 # --- prediction ------------------------------------------------------------------------------------------------------
