@@ -18,14 +18,15 @@ import jax
 import keras
 import numpy as np
 
-from . import devices, offload
-from . import model as keras_model
+from . import devices, keras_private, offload
 from .accumulate import Accumulation
 from .ahead import Ahead
+from .building import build, build_for_predict, is_built
+from .checks import mention_jit, mention_metrics, refuse_eager
 from .feed import Feed, Slab
+from .held import Held
 from .live import Live, Teller
 from .loop import Loop, Result
-from .model import Held
 from .options import MetricReduction, Options
 from .pipeline.assign import is_pipelined
 from .pipeline.plan import StagePlan, make_plan, make_stage_loop
@@ -36,6 +37,7 @@ from .position import Position
 from .shard import make_shards
 from .spread import AnySpread, Spread
 from .state import Mode, State, parts_of, state_of
+from .steps import make_step
 
 log = logging.getLogger("openipu")
 
@@ -73,10 +75,10 @@ def _make_loop(model: Any, mode: Mode, place: Place, options: Options, live: Liv
     if mode == "train":
         accumulation = options.accumulation.of_weights(model.trainable_variables)
         if options.shard_optimizer and replicas.count > 1:
-            shards, twin = make_shards(model.optimizer, model.trainable_variables, replicas, keras_model.decays)
+            shards, twin = make_shards(model.optimizer, model.trainable_variables, replicas)
             spread = replace(spread, shards=shards)
         spread = replace(spread, offloaded=offload.is_offloaded(options, replicas))
-    step = keras_model.make_step(model, mode, place, options, spread, twin)
+    step = make_step(model, mode, place, options, spread, twin)
     return Loop(f"{model.name}_{mode}", step, place, accumulation, spread, live), spread
 
 
@@ -160,14 +162,14 @@ class Session:
 
     def function(self, mode: Mode, force: bool = False) -> StepFunction:
         """The model's step function for `mode`, made anew after `compile` and after a change of configuration."""
-        keras_model.refuse_eager(self.model)
+        refuse_eager(self.model)
         name, place = f"{mode}_function", self.place
         current = getattr(self.model, name, None)
         options = self.effective_options
         if force or not isinstance(current, StepFunction) or (current.place, current.options) != (place, options):
-            keras_model.mention_jit(self.model)
+            mention_jit(self.model)
             if place.replicas.count > 1 and mode != "predict":
-                keras_model.mention_metrics(self.model.name, self.model.metrics)
+                mention_metrics(self.model.name, self.model.metrics)
             current = StepFunction(self.model, mode, place, options, self.plan(mode) if self.pipelined else None)
             setattr(self.model, name, current)
         return current
@@ -246,7 +248,7 @@ class Session:
 
 
 def _step_logs(logs: Logs, _batch: int) -> Logs:
-    return dict(keras_model.pythonify_logs(logs))
+    return dict(keras_private.pythonify_logs(logs))
 
 
 def _batch_outputs(outputs: Any, replica: int) -> Logs:
@@ -280,7 +282,7 @@ def fit(
 ) -> Any:
     """Train, as `keras.Model.fit` does."""
     model = session.model
-    keras_model.assert_compiled(model, "fit")
+    keras_private.assert_compiled(model, "fit")
     options = session.effective_options
     check_training(model, options)
     batch_size = positive("batch_size", batch_size, optional=True)
@@ -295,7 +297,7 @@ def fit(
         )
     epochs = limited("max_epochs", keras.config.max_epochs(), epochs)
     if validation_split and validation_data is None:
-        (x, y, sample_weight), validation_data = keras_model.train_validation_split(
+        (x, y, sample_weight), validation_data = keras_private.train_validation_split(
             (x, y, sample_weight), validation_split=validation_split
         )
     _build_early(session, x, y, sample_weight, batch_size)
@@ -305,24 +307,22 @@ def fit(
         batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
     )  # fmt: skip
     log.info("%s: %s", model.name, describe_updates(feed, session.place.replicas, options))
-    keras_model.build(model, feed.source.first_batch)
-    callbacks = keras_model.callback_list(
-        model, callbacks, add_history=True, verbose=verbose, epochs=epochs, steps=feed.num_steps
-    )
+    build(model, feed.source.first_batch)
+    callbacks = _callback_list(model, callbacks, add_history=True, verbose=verbose, epochs=epochs, steps=feed.num_steps)
     session.validation = session.resume = session.keeper = None
     session.callbacks = callbacks
     model.stop_training = False
     epoch_logs: Logs = {}
     callbacks.on_train_begin()
     try:
-        start = keras_model.start_epoch(model, initial_epoch)
+        start = keras_private.start_epoch(model, initial_epoch)
         if session.resume is not None and session.resume.epoch < start:
             session.resume = None
         for epoch in range(session.resume.epoch if session.resume else start, epochs):
             model.reset_metrics()
             callbacks.on_epoch_begin(epoch)
             epoch_logs = _run_metrics(session, "train", feed, callbacks, lambda: model.stop_training)
-            if validation_data is not None and keras_model.should_evaluate(model, epoch, validation_freq):
+            if validation_data is not None and keras_private.should_evaluate(model, epoch, validation_freq):
                 val_x, val_y, val_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
                 settings: Any = {"batch_size": validation_batch_size or batch_size, "steps": validation_steps}
                 session.validation = session.validation or make_feed(
@@ -342,7 +342,7 @@ def fit(
             session.keeper.finish()
         session.validation = session.resume = session.keeper = session.callbacks = None
         if epochs > 0:
-            keras_model.finalize(model)
+            _finalize(model)
     callbacks.on_train_end(logs=epoch_logs)
     return model.history
 
@@ -362,34 +362,34 @@ def evaluate(
 ) -> Any:
     """Losses and metrics over the data, as `keras.Model.evaluate` gives them."""
     model = session.model
-    keras_model.assert_compiled(model, "evaluate")
+    keras_private.assert_compiled(model, "evaluate")
     feed = session.validation if _use_cached_eval_dataset else None
     _build_early(session, x, y, sample_weight, batch_size)
     feed = feed or make_feed(
         session.place, model.steps_per_execution, x, y, sample_weight, batch_size=batch_size, steps=steps
     )
-    callbacks = keras_model.callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
+    callbacks = _callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
     logs = _evaluate(session, feed, callbacks)
-    return logs if return_dict else keras_model.in_order(model, logs)
+    return logs if return_dict else keras_private.in_order(model, logs)
 
 
 def _build_early(session: Session, x: Any, y: Any, sample_weight: Any, batch_size: int | None) -> None:
     """Build a pipelined model that is not built: how many devices it takes is known only then."""
     model = session.model
-    if not session.pipelined or keras_model.is_built(model) or isinstance(x, Iterator):
+    if not session.pipelined or is_built(model) or isinstance(x, Iterator):
         return
     feed = make_feed(make_place(session.strategy.system), 1, x, y, sample_weight, batch_size=batch_size)
-    keras_model.build_for_predict(model, feed.source.first_batch)
+    build_for_predict(model, feed.source.first_batch)
 
 
 def _evaluate(session: Session, feed: Feed, callbacks: Any) -> Logs:
     model = session.model
     feed.restart()
-    keras_model.build(model, feed.source.first_batch)
+    build(model, feed.source.first_batch)
     model.stop_evaluating = False
     callbacks.on_test_begin()
     model.reset_metrics()
-    logs = keras_model.pythonify_logs(_run_metrics(session, "test", feed, callbacks, lambda: model.stop_evaluating))
+    logs = keras_private.pythonify_logs(_run_metrics(session, "test", feed, callbacks, lambda: model.stop_evaluating))
     callbacks.on_test_end(logs)
     return dict(logs)
 
@@ -405,7 +405,7 @@ def _run_metrics(session: Session, mode: Mode, feed: Feed, callbacks: Any, stopp
         raise ValueError("The data source gave no batch for this epoch. Give at least one batch per epoch.")
     if session.options.metric_reduction is not MetricReduction.NONE:
         return dict(logs)
-    return keras_model.final_logs(session.model, logs)
+    return keras_private.final_logs(session.model, logs)
 
 
 def predict(
@@ -420,8 +420,8 @@ def predict(
     model = session.model
     _build_early(session, x, None, None, batch_size)
     feed = make_feed(session.place, model.steps_per_execution, x, batch_size=batch_size, steps=steps)
-    keras_model.build_for_predict(model, feed.source.first_batch)
-    callbacks = keras_model.callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
+    build_for_predict(model, feed.source.first_batch)
+    callbacks = _callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
     model.stop_predicting = False
     callbacks.on_predict_begin()
     blocks = []
@@ -441,3 +441,17 @@ def _rows(results: list[Result]) -> Any:
 
 def _concatenate(blocks: list[Any]) -> Any:
     return jax.tree.map(lambda *parts: np.concatenate(parts) if len(parts) > 1 else parts[0], *blocks)
+
+
+def _callback_list(model: Any, callbacks: Any, **settings: Any) -> Any:
+    """Keras' container of callbacks; one that is already there (validation inside `fit`) is used as is."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks
+    verbose = settings["verbose"]
+    return keras.callbacks.CallbackList(callbacks, add_progbar=verbose != 0, model=model, **settings)
+
+
+def _finalize(model: Any) -> None:
+    """What an optimizer does to the weights when training ends, such as writing averages back."""
+    if isinstance(model.optimizer, keras.optimizers.Optimizer):
+        model.optimizer.finalize_variable_values(model.trainable_weights)

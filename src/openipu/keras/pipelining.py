@@ -9,10 +9,11 @@ from typing import Any
 from openipu.config.notices import name_once
 from openipu.engine import run
 from openipu.engine.accumulate import Accumulation, Reduction, dtype_option
-from openipu.engine.model import has_graph, note_inputs
 from openipu.engine.pipeline import assign, balance, split
 from openipu.engine.pipeline.graph import Graph, Node
 from openipu.engine.pipeline.options import PipelineSchedule, Pipelining, RecomputationMode, schedule_of
+from openipu.engine.pipeline.own_call import note_inputs
+from openipu.engine.pipeline.recording import has_graph
 from openipu.engine.pipeline.schedules import Schedule
 
 import keras

@@ -18,9 +18,9 @@ from typing import Any
 from openipu.config import configure_ipu_system
 from openipu.config.notices import name_once
 from openipu.engine import devices
-from openipu.engine import model as keras_model
 from openipu.engine.ahead import Ahead
 from openipu.engine.checkpoint import Checkpoints
+from openipu.engine.checks import mention_metrics
 from openipu.engine.feed import Feed, Slab
 from openipu.engine.loop import Result
 from openipu.engine.options import Options
@@ -84,7 +84,7 @@ class Core:
             self._check_training(plan, options, where.replicas)
             check_accumulation("iterations_per_loop", self.iterations, options.accumulation.steps)
         elif where.replicas.count > 1:
-            keras_model.mention_metrics("evaluation", list(metrics_of(plan.spec).values()))
+            mention_metrics("evaluation", list(metrics_of(plan.spec).values()))
         host = [tensors] if plan.spec.host_call and mode == "train" else []
         outbox = self._outbox(plan, logged, host)
         if where.replicas.each > 1:
