@@ -15,8 +15,8 @@ from openipu.engine.checkpoint import Checkpoints
 from openipu.engine.held import assign, values_of, variables_of
 from openipu.engine.plan import positive
 from openipu.engine.position import Position
-from openipu.engine.run import Logs, Moment
-from openipu.engine.state import State
+from openipu.engine.session import Moment
+from openipu.engine.state import Logs, State
 
 import keras
 import numpy as np

@@ -17,6 +17,7 @@ from openipu.engine.accumulate import Accumulation, Reduction, dtype_option
 from openipu.engine.classes import pickled, subclass_as
 from openipu.engine.held import variables_of
 from openipu.engine.options import MetricReduction, Options
+from openipu.engine.session import Session
 from openipu.ipu_infeed_queue import checked_depth
 from openipu.ipu_outfeed_queue import checked_buffer_depth
 
@@ -31,7 +32,7 @@ OPTIONS_FILE = "openipu.json"
 class ModelExtension(PipeliningExtension):
     """Trains, evaluates and predicts through compiled device loops."""
 
-    _ipu_session: run.Session
+    _ipu_session: Session
 
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **kwargs: Any) -> Any:
