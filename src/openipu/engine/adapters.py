@@ -28,7 +28,7 @@ def resident_bytes(adapter: ArrayDataAdapter) -> int | None:
 
 
 def batches(adapter: DataAdapter) -> Iterator[Batch]:
-    """One pass over the batches of any other source."""
+    """One pass over the batches of a source."""
     return iter(adapter.get_jax_iterator())
 
 

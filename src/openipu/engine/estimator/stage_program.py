@@ -11,6 +11,7 @@ from openipu.engine.loop import Result
 from openipu.engine.options import Options
 from openipu.engine.pipeline.functions import make_function_loop
 from openipu.engine.place import Place
+from openipu.engine.plan import round_up
 from openipu.engine.state import Step
 from openipu.engine.steps import in_stages
 from openipu.optimizers.plan import describe
@@ -51,7 +52,7 @@ class StagedCore(Core):
         if self.iterations < count or self.iterations % count:
             raise ValueError(
                 f"`iterations_per_loop` is {self.iterations} micro-batches, which is not a multiple of "
-                f"`gradient_accumulation_count`, {count}. Give {-(-self.iterations // count) * count}, for example."
+                f"`gradient_accumulation_count`, {count}. Give {round_up(self.iterations, count)}, for example."
             )
         needed, shards = len(set(asked.devices)), ipu.num_shards
         if not shards / 2 < needed <= shards:
