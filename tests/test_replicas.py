@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import openipu as ipu
-from openipu.engine import model as keras_model
-from openipu.engine.model import State, variables
+from openipu.engine.checks import adds_up, mention_metrics
+from openipu.engine.held import variables_of
 from openipu.engine.plan import make_feed
+from openipu.engine.state import State
 
 import keras
 import numpy as np
@@ -95,7 +96,7 @@ def test_all_replicas_hold_the_same_weights_to_the_bit() -> None:
     model = made(zoo.batchnorm_dropout, 4, optimizer="adam", steps_per_execution=3)
     model.fit(x, y, batch_size=4, verbose=0)
     function = model.train_function
-    state = function.spread.spread(State(*([v.value for v in part] for part in variables(model, "train"))))
+    state = function.spread.spread(State(*([v.value for v in part] for part in variables_of(model, "train"))))
     feed = make_feed(function.place, 3, x, y, batch_size=4)
     for slab in feed.epoch():
         _, state = function.loop.execute(state, feed.source.resident, slab)
@@ -402,8 +403,8 @@ def test_a_metric_that_may_not_add_up_is_named(caplog):
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse", metrics=[Largest(), "mae", keras.metrics.RootMeanSquaredError()])
     model.train_on_batch(np.ones((2, 1)), np.ones((2, 1)))
-    keras_model.mention_metrics(model.name, model.metrics)
+    mention_metrics(model.name, model.metrics)
     assert "largest" in caplog.text
     assert "mae" not in caplog.text
     assert "root_mean" not in caplog.text
-    assert keras_model._adds_up(Doubled())
+    assert adds_up(Doubled())

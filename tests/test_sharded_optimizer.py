@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import openipu as ipu
-from openipu.engine.model import State, variables
+from openipu.engine.held import variables_of
+from openipu.engine.state import State
 
 import keras
 import numpy as np
@@ -120,7 +121,7 @@ def test_each_device_holds_a_share_of_the_state(replicas: int) -> None:
         model = made("adam", replicas, sharded=sharded, make=make)
         model.fit(*zoo.table(32), batch_size=2, verbose=0)
         function = model.train_function
-        state = function.spread.spread(State(*([v.value for v in part] for part in variables(model, "train"))))
+        state = function.spread.spread(State(*([v.value for v in part] for part in variables_of(model, "train"))))
         held = sum(a.addressable_shards[0].data.nbytes for a in state.optimizer)
         [program] = replication.programs(model)
         sizes[sharded] = held, program.memory_analysis().argument_size_in_bytes

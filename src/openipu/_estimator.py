@@ -13,7 +13,7 @@ from openipu.engine.estimator.core import Core, single_examples
 from openipu.engine.estimator.hooks import CheckpointSaverListener
 from openipu.engine.estimator.saved import FOLDER
 from openipu.engine.estimator.trace import arguments
-from openipu.engine.plan import positive
+from openipu.engine.plan import positive, round_up
 from openipu.ipu_run_config import RunConfig
 
 log = logging.getLogger("openipu")
@@ -175,7 +175,7 @@ class EstimatorBase:
         if steps is not None and steps % iterations:
             raise ValueError(
                 f"`steps` ({steps}) must be a multiple of `iterations_per_loop` ({iterations}), the steps of an "
-                f"execution. Give {-(-steps // iterations) * iterations}, for example."
+                f"execution. Give {round_up(steps, iterations)}, for example."
             )
 
     def _params_of(self, kind: str, input_fn: Callable[..., Any]) -> dict[str, Any]:

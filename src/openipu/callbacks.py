@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from openipu.engine import model as keras_model
 from openipu.engine import position as positions
 from openipu.engine.checkpoint import Checkpoints
+from openipu.engine.held import assign, values_of, variables_of
 from openipu.engine.plan import positive
 from openipu.engine.position import Position
-from openipu.engine.run import Logs, Moment
-from openipu.engine.state import State
+from openipu.engine.session import Moment
+from openipu.engine.state import Logs, State
 
 import keras
 import numpy as np
@@ -67,9 +67,9 @@ class Checkpoint(keras.callbacks.Callback):
         Returns:
             The step it was saved at: batches trained on, over all replicas.
         """
-        owners = keras_model.variables(model, "predict")
-        step, tree = self._checkpoints.restore(_tree(keras_model.values_of(owners), "trainable", "non_trainable"))
-        keras_model.assign(owners, State(tree["trainable"], tree["non_trainable"], [], []))
+        owners = variables_of(model, "predict")
+        step, tree = self._checkpoints.restore(_tree(values_of(owners), "trainable", "non_trainable"))
+        assign(owners, State(tree["trainable"], tree["non_trainable"], [], []))
         return step
 
     # --- what Keras calls
@@ -127,8 +127,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _restore(self) -> Moment:
         """The newest intact checkpoint, also put into the model, for callbacks that look at it before it runs."""
-        owners = keras_model.variables(self.model, "train")
-        like = _tree(keras_model.values_of(owners), "trainable", "non_trainable", "optimizer")
+        owners = variables_of(self.model, "train")
+        like = _tree(values_of(owners), "trainable", "non_trainable", "optimizer")
         step, tree = self._checkpoints.restore(like | {"fit": None, "logs": None, "metrics": None})
         metrics = [tree["metrics"][str(i)] for i in range(len(tree["metrics"]))]
         if len(metrics) != len(owners.metrics):
@@ -137,7 +137,7 @@ class Checkpoint(keras.callbacks.Callback):
                 f"the model {len(owners.metrics)}. Compile it with the same metrics, or use another folder."
             )
         state = State(tree["trainable"], tree["non_trainable"], tree["optimizer"], metrics)
-        keras_model.assign(owners, state)
+        assign(owners, state)
         fit = tree["fit"]
         self._pending = partial(self._put_back, json.loads(fit["history"]), json.loads(fit["callbacks"]))
         moment = Moment(fit["epoch"], Position.from_json(fit["position"]), state, tree["logs"], self._resumed)

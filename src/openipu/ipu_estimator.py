@@ -17,7 +17,7 @@ from openipu._estimator import EstimatorBase, WarmStartSettings, check_model_fn,
 from openipu.engine.estimator.core import Core
 from openipu.engine.estimator.specs import IPUEstimatorSpec
 from openipu.engine.estimator.trace import MODEL_FN_ARGUMENTS, arguments
-from openipu.engine.plan import positive
+from openipu.engine.plan import positive, round_up
 from openipu.ipu_run_config import RunConfig
 
 __all__ = ["IPUEstimator", "IPUEstimatorSpec", "WarmStartSettings"]
@@ -81,7 +81,7 @@ class IPUEstimator(EstimatorBase):
         if size % replicas:
             raise ValueError(
                 f"`{name}` ({size}) must be divisible by the number of workers times replicas (1 * {replicas}). Give "
-                f"{-(-size // replicas) * replicas}, for example."
+                f"{round_up(size, replicas)}, for example."
             )
         return int(size) // replicas
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from openipu.engine import devices
-from openipu.engine.model import extend_new_models
+from openipu.engine.classes import extend_new_models
 from openipu.engine.program import device_program
-from openipu.engine.run import Session
+from openipu.engine.session import Session
 from openipu.engine.trace import current
 from openipu.engine.where import on, ordinal_of
 from openipu.keras.extensions import extended

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from . import model as keras_model
+from . import adapters, keras_private
 from .position import Position, Random, random, set_random
 from .replicate import Replicas
 
@@ -108,13 +108,13 @@ class ArraySource:
     """Arrays made resident on the device once; a slab holds row numbers, and the program gathers its batches."""
 
     def __init__(self, adapter: Any, replicas: Replicas) -> None:
-        self._samples, batch, self._shuffle = keras_model.array_order(adapter)
+        self._samples, batch, self._shuffle = keras_private.array_order(adapter)
         self._batch = min(batch, self._samples)
         self.batch_size: int | None = self._batch
         self._replicas = replicas
         self.num_batches: int | None = adapter.num_batches
         self.changes = False
-        self._host = keras_model.whole_arrays(adapter)
+        self._host = keras_private.converted_arrays(adapter)
         self.resident: Tree = jax.device_put(self._host, replicas.everywhere())
 
     def start(self, width: int) -> _ArrayPass:
@@ -187,7 +187,7 @@ class StreamSource:
         self.resident: Tree = None
         self.num_batches: int | None = adapter.num_batches
         self.batch_size: int | None = adapter.batch_size
-        self.changes = keras_model.changes(adapter)
+        self.changes = adapters.changes(adapter)
         self._peeked: tuple[Tree, Iterator[Tree]] | None = None
 
     def start(self, width: int) -> _StreamPass:
@@ -195,7 +195,7 @@ class StreamSource:
         peeked, self._peeked = self._peeked, None
         if not peeked:
             self.opened = random()
-        batches = itertools.chain([peeked[0]], peeked[1]) if peeked else keras_model.batches(self._adapter)
+        batches = itertools.chain([peeked[0]], peeked[1]) if peeked else adapters.batches(self._adapter)
         return _StreamPass(batches, width, self._replicas)
 
     def replay(self, position: Position) -> None:
@@ -204,15 +204,15 @@ class StreamSource:
         A pass that was begun to learn the size of a batch is the first one.
         """
         begun, passes = self._peeked is not None, position.passes - 1
-        if passes or not keras_model.opens_once(self._adapter):
+        if passes or not adapters.opens_once(self._adapter):
             self._peeked = None
-        keras_model.replay_epochs(self._adapter, [functools.partial(set_random, state) for state in position.ends])
-        keras_model.replay_passes(self._adapter, passes - begun)
+        adapters.replay_epochs(self._adapter, [functools.partial(set_random, state) for state in position.ends])
+        adapters.replay_passes(self._adapter, passes - begun)
 
     def first_batch(self) -> Tree:
         """Read one batch to build the model from."""
         batch, _ = self._peek()
-        if not keras_model.reads_ahead(self._adapter):
+        if not adapters.reads_ahead(self._adapter):
             self._peeked = None
         return batch
 
@@ -232,7 +232,7 @@ class StreamSource:
     def _peek(self) -> tuple[Tree, Iterator[Tree]]:
         if self._peeked is None:
             self.opened = random()
-            batches = keras_model.batches(self._adapter)
+            batches = adapters.batches(self._adapter)
             batch = next(batches, None)
             if batch is None:
                 raise ValueError(

@@ -13,6 +13,7 @@ from openipu.optimizers.plan import describe, map_gradients
 
 import keras
 
+from .keras_private import optimized_variables
 from .trace import Trace
 
 _CLASSES = (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer, IpuOptimizer)
@@ -74,6 +75,4 @@ def _known(optimizer: Any) -> list[Any]:
             f"{optimizer.name!r} was given gradients without variables before it has seen any. Give both: "
             "`optimizer.apply(gradients, model.trainable_variables)`."
         )
-    from .model import optimized_variables
-
     return optimized_variables(optimizer)

@@ -13,7 +13,8 @@ from typing import Any
 
 import keras
 
-from . import model as keras_model
+from . import keras_private
+from .adapters import resident_bytes
 from .feed import ArraySource, Feed, Source, StreamSource
 from .options import Options
 from .place import Place
@@ -45,7 +46,7 @@ def make_feed(
     batch_size = positive("batch_size", batch_size, optional=True)
     steps = positive("steps", steps, optional=True)
     steps = limited("max_steps_per_epoch", keras.config.max_steps_per_epoch(), steps)
-    adapter = keras_model.get_data_adapter(
+    adapter = keras_private.get_data_adapter(
         x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps, shuffle=shuffle, class_weight=class_weight
     )
     source = _source(adapter, where.replicas)
@@ -71,12 +72,12 @@ def limited(name: str, limit: int | None, value: Any) -> Any:
 
 
 def _source(adapter: Any, replicas: Replicas) -> Source:
-    if not isinstance(adapter, keras_model.ArrayDataAdapter):
+    if not isinstance(adapter, keras_private.ArrayDataAdapter):
         return StreamSource(adapter, replicas)
-    samples, _, _ = keras_model.array_order(adapter)
+    samples, _, _ = keras_private.array_order(adapter)
     if samples == 0:
         raise ValueError("The data has 0 samples. Give arrays with at least one row.")
-    size = keras_model.resident_bytes(adapter)
+    size = resident_bytes(adapter)
     if size is None or size > RESIDENT_SHARE * free_memory(replicas):
         return StreamSource(adapter, replicas)
     return ArraySource(adapter, replicas)
@@ -86,7 +87,7 @@ def _width(source: Source, wanted: int, steps: int | None, replicas: Replicas, a
     """Batches in one launch: those `wanted`, but no more than an epoch has or than memory holds."""
     unit = replicas.count * accumulated
     ends = steps or source.num_batches
-    width = wanted if ends is None else min(wanted, _round_up(ends, replicas.count))
+    width = wanted if ends is None else min(wanted, round_up(ends, replicas.count))
     if width <= unit:
         return width
     most = max(1, int(SLAB_SHARE * free_memory(replicas)) // max(1, source.batch_bytes()))
@@ -100,7 +101,8 @@ def _width(source: Source, wanted: int, steps: int | None, replicas: Replicas, a
     return most
 
 
-def _round_up(number: int, multiple: int) -> int:
+def round_up(number: int, multiple: int) -> int:
+    """The next multiple, or `number` if it is one."""
     return -(-number // multiple) * multiple
 
 
@@ -132,7 +134,7 @@ def check_accumulation(name: str, steps: int, size: int) -> None:
     if steps % size:
         raise RuntimeError(
             f"`{name}` is {steps}, which is not a multiple of the {size} micro-batches that one update accumulates. "
-            f"Give a multiple of {size}, for example {_round_up(steps, size)}."
+            f"Give a multiple of {size}, for example {round_up(steps, size)}."
         )
 
 
@@ -140,7 +142,7 @@ def check_training(model: Any, options: Options) -> None:
     """The rules about updates, before anything compiles."""
     size = options.accumulation.steps
     check_accumulation("steps_per_execution", positive("steps_per_execution", model.steps_per_execution), size)
-    if size > 1 and keras_model.has_own_train_step(model):
+    if size > 1 and keras_private.overrides(model, "train_step"):
         raise RuntimeError(
             f"Model {model.name!r} has its own `train_step`, which updates the weights at every micro-batch, but "
             f"{size} micro-batches are to be accumulated per update. Remove `train_step`, or accumulate 1."

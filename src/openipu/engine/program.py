@@ -27,8 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import devices, optimize
-from . import model as keras_model
 from .loop import Program, check_callbacks
+from .one_replica import one_of_several
 from .place import Place
 from .place import place as make_place
 from .plan import SLAB_SHARE, free_memory
@@ -152,7 +152,7 @@ class DeviceProgram:
             if place.replicas.count == 1:
                 yield
                 return
-            with keras_model.one_of_several(place.replicas, place.batch_norm_group, lambda: trace.rows):
+            with one_of_several(place.replicas, place.batch_norm_group, lambda: trace.rows):
                 yield
 
     def _cells(self, needs: Needs) -> list[tuple[Any, Tree]]:

@@ -7,7 +7,6 @@ weights are gathered (one all-gather). That needs an optimizer whose update trea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from .replicate import AXIS, Replicas
+from .twin import build_twin, make_twin
 
 Shape = tuple[int, ...]
 
@@ -112,13 +112,8 @@ def _is_large(shape: Shape) -> bool:
     return math.prod(shape) > 1
 
 
-def make_shards(
-    optimizer: Any, weights: list[Any], replicas: Replicas, decays: Callable[[Any, Any], bool]
-) -> tuple[Shards, Any]:
-    """How the state of a built `optimizer` is divided, and its twin that updates shares.
-
-    `decays(optimizer, weight)` says which weights decay: users exclude some, and no configuration tells.
-    """
+def make_shards(optimizer: Any, weights: list[Any], replicas: Replicas) -> tuple[Shards, Any]:
+    """How the state of a built `optimizer` is divided, and its twin that updates shares."""
     optimizer = unwrapped(optimizer)
     check_elementwise(optimizer)
     shapes = tuple(tuple(w.shape) for w in weights)
@@ -126,8 +121,7 @@ def make_shards(
     twin = _twin(optimizer)
     sizes = [(shards.share(s),) if _is_large(s) else s for s in shapes]
     shares = [keras.Variable(np.zeros(s, w.dtype), name=w.name) for s, w in zip(sizes, weights, strict=True)]
-    twin.exclude_from_weight_decay([s for s, w in zip(shares, weights, strict=True) if not decays(optimizer, w)])
-    twin.build(shares)
+    build_twin(twin, optimizer, shares, weights)
     pairs = zip(optimizer.variables, twin.variables, strict=True)
     slots = tuple(None if v.shape == t.shape else tuple(v.shape) for v, t in pairs)
     return Shards(replicas, shapes, slots), twin
@@ -164,11 +158,5 @@ def _twin(optimizer: Any) -> Any:
             "The state of LossScaleOptimizer cannot be divided over replicas: whether a step is skipped depends on all "
             "gradients. Use `replicated_optimizer_state_sharding=False`, or the policy mixed_bfloat16."
         )
-    try:
-        return type(optimizer).from_config(optimizer.get_config())
-    except (NotImplementedError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"The state of {type(optimizer).__name__} cannot be divided over replicas: a second one cannot be made "
-            f"from its configuration ({error}). Give it, or its learning-rate schedule, a complete `get_config`, or "
-            "use `replicated_optimizer_state_sharding=False`."
-        ) from error
+    problem = f"The state of {type(optimizer).__name__} cannot be divided over replicas"
+    return make_twin(optimizer, problem, ", or use `replicated_optimizer_state_sharding=False`")

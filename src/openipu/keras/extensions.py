@@ -12,10 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from openipu.config.notices import name_once
-from openipu.engine import model as keras_model
 from openipu.engine import run
 from openipu.engine.accumulate import Accumulation, Reduction, dtype_option
+from openipu.engine.classes import pickled, subclass_as
+from openipu.engine.held import variables_of
 from openipu.engine.options import MetricReduction, Options
+from openipu.engine.session import Session
 from openipu.ipu_infeed_queue import checked_depth
 from openipu.ipu_outfeed_queue import checked_buffer_depth
 
@@ -30,7 +32,7 @@ OPTIONS_FILE = "openipu.json"
 class ModelExtension(PipeliningExtension):
     """Trains, evaluates and predicts through compiled device loops."""
 
-    _ipu_session: run.Session
+    _ipu_session: Session
 
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **kwargs: Any) -> Any:
@@ -66,7 +68,7 @@ class ModelExtension(PipeliningExtension):
 
     def __reduce__(self) -> Any:
         """Pickle as the plain model; like a loaded one, it belongs to the scope in which it is opened."""
-        return keras_model.pickled(super().__reduce__())
+        return pickled(super().__reduce__())
 
     def set_gradient_accumulation_options(
         self,
@@ -143,7 +145,7 @@ class ModelExtension(PipeliningExtension):
     def save_assets(self, dir_path: str) -> None:
         """Write the options beside the weights. Plain Keras reads the rest of the file and leaves this alone."""
         options = self._ipu_session.options
-        accumulation = options.accumulation.of_weights(keras_model.variables(self, "predict").trainable)
+        accumulation = options.accumulation.of_weights(variables_of(self, "predict").trainable)
         options = dataclasses.replace(options, stages=saved_stages(self, options.stages), accumulation=accumulation)
         pathlib.Path(dir_path, OPTIONS_FILE).write_text(options.to_json())
 
@@ -180,4 +182,4 @@ def _flag(name: str, value: Any) -> bool:
 @functools.cache
 def extended(cls: type) -> type:
     """`cls` with the methods above; itself if it has them already."""
-    return cls if issubclass(cls, ModelExtension) else keras_model.subclass_as(cls, ModelExtension)
+    return cls if issubclass(cls, ModelExtension) else subclass_as(cls, ModelExtension)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from types import TracebackType
 
-from openipu.engine import model as keras_model
+from openipu.engine.pipeline.marks import current_stage, in_own_call, marking
 
 
 class PipelineStage:
@@ -36,18 +36,18 @@ class PipelineStage:
         # The strategy module imports the extensions, which import this one.
         from openipu.ipu_strategy import has_strategy
 
-        if not (has_strategy() or keras_model.in_own_call()):
+        if not (has_strategy() or in_own_call()):
             raise RuntimeError(
                 f"PipelineStage({self._stage}) is used outside of an IPUStrategy. Put it inside of "
                 "`with strategy.scope():`."
             )
-        outer = keras_model.current_stage()
+        outer = current_stage()
         if outer is not None:
             raise RuntimeError(
                 f"PipelineStage({self._stage}) is inside PipelineStage({outer}), but pipeline stages must not be "
                 "nested. Close the outer one first."
             )
-        self._open = keras_model.marking(self._stage)
+        self._open = marking(self._stage)
         self._open.__enter__()
         return self
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from openipu.engine import model as keras_model
 from openipu.engine.pipeline.graph import Graph, Node
+from openipu.engine.pipeline.recording import has_graph
 
 import keras
 
@@ -187,7 +187,7 @@ def _level(model: Any, rows: list[tuple[Node, int | None, list[Any]]], depth: in
         if isinstance(model, keras.Sequential):
             found.append(SequentialNestedModelPipelineStageAssignment(nested, inside))
         else:
-            functional = keras_model.has_graph(model)
+            functional = has_graph(model)
             kind = FunctionalNestedModelPipelineStageAssignment if functional else NestedModelPipelineStageAssignment
             found.append(kind(nested, call, inside))
     return found
@@ -196,7 +196,7 @@ def _level(model: Any, rows: list[tuple[Node, int | None, list[Any]]], depth: in
 def _leaf(model: Any, node: Node, stage: int | None, sources: list[Any]) -> _Layer:
     if isinstance(model, keras.Sequential):
         return SequentialLayerPipelineStageAssignment(node.operation, stage)
-    functional = keras_model.has_graph(model)
+    functional = has_graph(model)
     kind = FunctionalLayerPipelineStageAssignment if functional else ModelLayerPipelineStageAssignment
     layers = [source for source in sources if isinstance(source, keras.Layer)]
     return kind(node.operation, node.index, stage, inbound_layers=layers)

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from openipu.config.notices import name_once
-from openipu.engine import run
 from openipu.engine.accumulate import Accumulation, Reduction, dtype_option
-from openipu.engine.model import has_graph, note_inputs
 from openipu.engine.pipeline import assign, balance, split
 from openipu.engine.pipeline.graph import Graph, Node
 from openipu.engine.pipeline.options import PipelineSchedule, Pipelining, RecomputationMode, schedule_of
+from openipu.engine.pipeline.own_call import note_inputs
+from openipu.engine.pipeline.recording import has_graph
 from openipu.engine.pipeline.schedules import Schedule
+from openipu.engine.session import Session
 
 import keras
 
@@ -25,7 +26,7 @@ from .stage_summary import summary
 class PipeliningExtension:
     """Stages of a model: which layers are in which, and how they run."""
 
-    _ipu_session: run.Session
+    _ipu_session: Session
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model, and remember what inputs look like: the `call` of a subclassed model is traced with them."""

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from openipu.config.notices import name_once
-from openipu.engine import model as keras_model
 from openipu.engine.execution import rows_of
+from openipu.engine.one_replica import one_of_several
 from openipu.engine.options import Options
 from openipu.engine.pipeline.arguments import Arguments
 from openipu.engine.pipeline.assemble import make_loop, mapped
@@ -19,6 +19,7 @@ from openipu.engine.pipeline.schedules import Sequential
 from openipu.engine.pipeline.stages import specs_of
 from openipu.engine.place import Place
 from openipu.engine.state import State
+from openipu.engine.steps import in_stages
 
 import jax
 import numpy as np
@@ -40,10 +41,10 @@ def make_sharded_program(
     mode, replicas = ENGINE_MODE[plan.mode], place.replicas
     if mode == "train":
         forward = train_forward(plan, outbox)
-        step, metrics = train_step(keras_model.in_stages, None, replicas, outbox)
+        step, metrics = train_step(in_stages, None, replicas, outbox)
     else:
         step, metrics = infer_step(plan, place)
-        forward, step = _inferring(step.micro), replace(step, micro=keras_model.in_stages)
+        forward, step = _inferring(step.micro), replace(step, micro=in_stages)
     if options.offload_optimizer:
         name_once({"offload_weight_update_variables": "each device keeps the state of its own part of the model"})
     variables = (
@@ -89,7 +90,7 @@ def _whole(forward: Forward, place: Place | None) -> Whole:
             loss, new, result = forward(state, given.batch)
         else:
             rows = rows_of(given.batch)
-            with keras_model.one_of_several(place.replicas, place.batch_norm_group, lambda: rows, given.active):
+            with one_of_several(place.replicas, place.batch_norm_group, lambda: rows, given.active):
                 loss, new, result = forward(state, given.batch)
         return Gives(loss, new.non_trainable, new.metrics, result)
 

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from openipu.engine import model as keras_model
 from openipu.engine.execution import rows_of
 from openipu.engine.loop import Result
 from openipu.engine.options import Options
 from openipu.engine.pipeline.functions import make_function_loop
 from openipu.engine.place import Place
+from openipu.engine.plan import round_up
 from openipu.engine.state import Step
+from openipu.engine.steps import in_stages
 from openipu.optimizers.plan import describe
 
 import jax
@@ -51,7 +52,7 @@ class StagedCore(Core):
         if self.iterations < count or self.iterations % count:
             raise ValueError(
                 f"`iterations_per_loop` is {self.iterations} micro-batches, which is not a multiple of "
-                f"`gradient_accumulation_count`, {count}. Give {-(-self.iterations // count) * count}, for example."
+                f"`gradient_accumulation_count`, {count}. Give {round_up(self.iterations, count)}, for example."
             )
         needed, shards = len(set(asked.devices)), ipu.num_shards
         if not shards / 2 < needed <= shards:
@@ -79,10 +80,10 @@ def _with_optimizer(options: Options, optimizer: Any) -> Options:
 def make_staged_program(plan: StagedPlan, place: Place, options: Options, outbox: Outbox, name: str) -> Program:
     """Everything but the compilation, which happens at the first launch."""
     mode, spec = ENGINE_MODE[plan.mode], plan.spec
-    step, on_host = Step(keras_model.in_stages, None, "all"), None
+    step, on_host = Step(in_stages, None, "all"), None
     metrics: Callable[[], list[Any]] = list
     if mode == "train":
-        step, metrics = train_step(keras_model.in_stages, None, place.replicas, outbox)
+        step, metrics = train_step(in_stages, None, place.replicas, outbox)
         functions = functions_of(spec, metrics=partial(_counted, outbox))
     elif mode == "test":
         functions = functions_of(spec, results=lambda outputs, *_: jax.tree.map(at_least_1d, outputs))

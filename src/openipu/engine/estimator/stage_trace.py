@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from openipu.engine.model import Made
 from openipu.engine.pipeline.functions import Functions, NewState
 from openipu.engine.pipeline.stages import Arrays
 from openipu.engine.replicate import Replicas
@@ -23,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .ledger import Made
 from .specs import TrainOp
 from .stage_specs import IPUPipelineEstimatorSpec
 from .trace import Plan, Trace, current_trace, learned, probed, unseeded, zeros

@@ -7,16 +7,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from openipu.engine import model as keras_model
 from openipu.engine import offload
 from openipu.engine.execution import rows_of
 from openipu.engine.loop import Loop, Result
+from openipu.engine.one_replica import on_replicas
 from openipu.engine.options import Options
 from openipu.engine.place import Place
 from openipu.engine.replicate import Replicas
 from openipu.engine.shard import make_shards
 from openipu.engine.spread import AnySpread, Spread
 from openipu.engine.state import State, Step
+from openipu.engine.steps import make_update
 from openipu.optimizers.plan import map_gradients
 
 import jax
@@ -55,13 +56,13 @@ def make_program(plan: WholePlan, place: Place, options: Options, outbox: Outbox
     if mode == "train":
         if options.shard_optimizer and place.replicas.count > 1:
             weights = [made.variable for _, made in plan.in_part("trainable")]
-            shards, twin = make_shards(plan.optimizer, weights, place.replicas, keras_model.decays)
+            shards, twin = make_shards(plan.optimizer, weights, place.replicas)
             spread = Spread(place.replicas, shards)
         spread = Spread(place.replicas, spread.shards, offload.is_offloaded(options, place.replicas))
         step, metrics = _train_step(plan, place, spread, twin, options, outbox)
     else:
         step, metrics = infer_step(plan, place)
-    step = keras_model.on_replicas(step, place)
+    step = on_replicas(step, place)
     # The loop traces a step several times for one program; a function that is jitted is traced once per shape.
     step = replace(step, micro=jax.jit(step.micro, inline=True))
     loop = Loop(f"{name}_{mode}", step, place, options.accumulation, spread)
@@ -118,7 +119,7 @@ def _train_step(
         gradients = map_gradients(plan.optimizer, gradients, state.trainable, optimizer)
         return state._replace(non_trainable=[step + 1, *rest], metrics=metrics), gradients, ()
 
-    update = keras_model.make_update(plan.optimizer, spread, twin, options.average_replicas)
+    update = make_update(plan.optimizer, spread, twin, options.average_replicas)
     return train_step(micro, update, place.replicas, outbox)
 
 

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from openipu.engine import model as keras_model
-from openipu.engine.model import Ledger, Made
 from openipu.engine.replicate import Replicas
 from openipu.engine.state import State
 
@@ -24,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .ledger import Ledger, Made, current_ledger
 from .specs import IPUEstimatorSpec, TrainOp, checked, train_op_of
 
 Tree = Any
@@ -106,7 +105,7 @@ class Trace(Ledger):
 
 def current_trace(what: str) -> Trace:
     """The call of model_fn that is going on, or an error about `what`."""
-    trace = keras_model.current_ledger()
+    trace = current_ledger()
     if not isinstance(trace, Trace):
         raise RuntimeError(f"{what} belongs into a model_fn, but none is being called here.")
     return trace

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from openipu.engine import model as keras_model
 from openipu.engine.live import Live
+from openipu.engine.one_replica import one_of_several
 from openipu.engine.place import Place
 from openipu.engine.state import Step
 from openipu.optimizers.plan import describe, map_gradients
@@ -48,9 +48,7 @@ def make_loop(
         accumulation = one_dtype(accumulation.of_weights(trained))
         average = describe(optimizer).replica_reduction == "mean"
         kind = ShardedUpdate if asked.shard and place.replicas.count > 1 else None
-        update = make_update(
-            optimizer, trained, weights, average, place.replicas, keras_model.decays, keras_model.forget, kind
-        )
+        update = make_update(optimizer, trained, weights, average, place.replicas, kind)
     stages = make_stages(update.common if update is not None else ())
     spread = StageSpread(place.replicas, weights, state, update)
     count = accumulation.steps if update is not None else None
@@ -70,7 +68,7 @@ def on_replica(place: Place, run: Run, rows: Callable[[Around], int]) -> Run:
 
     def on_one(weights: Arrays, boundary: Arrays, around: Around) -> Any:
         count = rows(around)
-        with keras_model.one_of_several(place.replicas, place.batch_norm_group, lambda: count, around.active):
+        with one_of_several(place.replicas, place.batch_norm_group, lambda: count, around.active):
             return run(weights, boundary, around)
 
     return on_one

@@ -10,11 +10,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from openipu.engine import model as keras_model
+from openipu.engine.building import is_built
+from openipu.engine.keras_private import all_layers, nodes_of
 
 import keras
 
 from .graph import Graph, Node, Use, graph_of
+from .marks import any_stages, stage_of, was_opened_by
+from .recording import can_be_inlined, functional_of, has_graph
 from .split import Stage, split
 
 Stages = tuple[tuple[str, int], ...]
@@ -23,7 +26,7 @@ Stages = tuple[tuple[str, int], ...]
 
 def graph_for_stages(model: Any, input_spec: Any = None) -> Graph | None:
     """The graph whose layer calls have stages, or None for a Sequential model that is not built."""
-    if isinstance(model, keras.Sequential) and not keras_model.has_graph(model):
+    if isinstance(model, keras.Sequential) and not has_graph(model):
         return None
     return graph_of(model, input_spec, training=True)
 
@@ -43,15 +46,15 @@ def _chain(model: Any, within: tuple[Use, ...], counts: Counter[int]) -> Iterato
         index = counts[id(layer)]
         counts[id(layer)] += 1
         inside = (*within, Use(layer, index))
-        if isinstance(layer, keras.Sequential) and not keras_model.has_graph(layer):
+        if isinstance(layer, keras.Sequential) and not has_graph(layer):
             yield from _chain(layer, inside, counts)
-        elif keras_model.can_be_inlined(layer):
+        elif can_be_inlined(layer):
             for node in layer_calls(layer, graph_for_stages(layer)):
                 number = counts[id(node.operation)]
                 counts[id(node.operation)] += 1
                 yield _bare(node.operation, number, (*inside, *node.within), node.stage)
         else:
-            yield _bare(layer, index, within, keras_model.stage_of_layer(layer))
+            yield _bare(layer, index, within, stage_of(layer))
 
 
 def _bare(layer: Any, index: int, within: tuple[Use, ...], stage: int | None) -> Node:
@@ -62,7 +65,31 @@ def is_pipelined(model: Any, stages: Stages | None) -> bool:
     """Whether the model has stages. `stages` is the table in its options."""
     if stages is not None:
         return bool(stages)
-    return keras_model.has_marks(model) or keras_model.opens_stages(model)
+    return _has_marks(model) or _opens_stages(model)
+
+
+def _has_marks(model: Any) -> bool:
+    """Whether a layer of the model was made, or a call of its graph recorded, inside a `PipelineStage`."""
+    if not any_stages():
+        return False
+    layers = all_layers(model, itself=False)
+    graphs = [functional_of(part) for part in (model, *layers) if isinstance(part, keras.Model)]
+    nodes = [node for graph in graphs if graph is not None for node in nodes_of(graph)]
+    return any(stage_of(made) is not None for made in (*layers, *nodes))
+
+
+def _opens_stages(model: Any) -> bool:
+    """Whether a `PipelineStage` was entered when the model, a subclassed one, was called; before, whether it may be."""
+    if was_opened_by(model) or has_graph(model):
+        return was_opened_by(model)
+    return not is_built(model) and any(_names_stages(type(layer).call) for layer in all_layers(model))
+
+
+def _names_stages(function: Any) -> bool:
+    """Whether a function mentions `PipelineStage`, by whatever name it knows it."""
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    known = (getattr(function.__globals__.get(name), "__name__", name) for name in names)
+    return "PipelineStage" in known
 
 
 def current_stages(calls: Sequence[Node], stages: Stages | None, model: Any) -> list[int | None]:
@@ -77,7 +104,7 @@ def check_table(calls: Sequence[Node], stages: Stages, model: Any) -> None:
     """Raise where the model is no longer the one that the table was made for."""
     names, known = [node.operation.name for node in calls], [name for name, _ in stages]
     # Layers of a subclassed model may get other names when it is made anew.
-    has_names = isinstance(model, keras.Sequential) or keras_model.has_graph(model)
+    has_names = isinstance(model, keras.Sequential) or has_graph(model)
     if len(names) != len(known) or (has_names and names != known):
         raise RuntimeError(
             f"The stages of model {model.name!r} are no longer valid: they were set for the {len(known)} layer calls "

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from openipu.engine import model as keras_model
+from openipu.engine import keras_private
 
 import jax
 import keras
@@ -20,6 +20,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from .graph import Graph, Node
+from .recording import is_symbolic, standardized
 from .split import complete
 from .values import Value, abstract_values, run_node, spec_of
 
@@ -102,7 +103,7 @@ def _values(graph: Graph, inputs: Any) -> dict[int, Value]:
     if inputs is None:
         return abstract_values(graph, _nominal(graph), training=True)
     given = keras.tree.map_structure(spec_of, inputs)
-    flat = jax.eval_shape(lambda x: keras_model.standardized(graph.model, x), given)
+    flat = jax.eval_shape(lambda x: standardized(graph.model, x), given)
     return abstract_values(graph, flat, training=True)
 
 
@@ -141,7 +142,7 @@ def _signature(node: Node, values: dict[int, Value]) -> Any:
     made = operation.get_config() if node.is_layer else {k: v for k, v in _attributes(operation) if k[0] != "_"}
     made = {name: value for name, value in made.items() if name != "name"}
     leaves = keras.tree.flatten((node.args, node.kwargs))
-    shapes = [values[id(leaf)] if keras_model.is_symbolic(leaf) else str(leaf)[:100] for leaf in leaves]
+    shapes = [values[id(leaf)] if is_symbolic(leaf) else str(leaf)[:100] for leaf in leaves]
     return type(operation), repr(made), repr(shapes), repr([(v.shape, v.dtype) for v in node.variables])
 
 
@@ -157,7 +158,7 @@ def _cost(node: Node, values: dict[int, Value]) -> float:
         env: dict[int, Any] = {}
         for tensor, (value, mask) in zip(tensors, given, strict=True):
             if mask is not None:
-                keras_model.set_keras_mask(value, mask)
+                keras_private.set_keras_mask(value, mask)
             env[id(tensor)] = value
         with keras.StatelessScope(list(zip(variables, weights, strict=True))):
             run_node(node, env, training=True)

@@ -1,6 +1,6 @@
 """A Keras model as a flat graph: which calls it makes, in an order in which they can run.
 
-Who does what: engine/model.py asks Keras what a model records (Functional, Sequential) or traces its `call`
+Who does what: recording.py asks Keras what a model records (Functional, Sequential), own_call.py traces its `call`
 (subclassed models). Here, nested models are replaced by what they contain, so that a stage may begin or end inside one.
 """
 
@@ -11,9 +11,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from openipu.engine import model as keras_model
+from openipu.engine import keras_private
 
 import keras
+
+from .marks import stage_of
+from .own_call import noted_inputs, traced
+from .recording import (
+    Call,
+    Recording,
+    can_be_inlined,
+    can_be_traced,
+    converted,
+    default_training,
+    has_graph,
+    is_symbolic,
+    recorded,
+    replaces_call,
+    standardized,
+)
 
 Tensor = Any
 """A `keras.KerasTensor`: stands for a value while nothing is computed."""
@@ -59,7 +75,7 @@ class Node:
     @property
     def inputs(self) -> list[Tensor]:
         """The tensors that it uses."""
-        return [leaf for leaf in keras.tree.flatten((self.args, self.kwargs)) if keras_model.is_symbolic(leaf)]
+        return [leaf for leaf in keras.tree.flatten((self.args, self.kwargs)) if is_symbolic(leaf)]
 
     @property
     def variables(self) -> list[Any]:
@@ -111,12 +127,12 @@ class Entry:
 
     def __call__(self, inputs: Any, mask: Any = None) -> list[Any]:
         """The flat inputs of the nested model's graph."""
-        if not keras_model.has_graph(self.model):
-            return keras_model.converted(self.model, inputs)
-        values = keras_model.standardized(self.model, inputs)
+        if not has_graph(self.model):
+            return converted(self.model, inputs)
+        values = standardized(self.model, inputs)
         for value, given in zip(values, [] if mask is None else keras.tree.flatten(mask), strict=False):
             if given is not None:
-                keras_model.set_keras_mask(value, given)
+                keras_private.set_keras_mask(value, given)
         return values
 
 
@@ -129,13 +145,13 @@ def graph_of(model: Any, input_spec: Any = None, training: bool = False) -> Grap
             `shape` and `dtype`. Such a graph holds for these shapes. By default those of the model's first call.
         training: The mode in which `call` is traced.
     """
-    if keras_model.replaces_call(model):
+    if replaces_call(model):
         raise RuntimeError(
             f"Model {model.name!r} has a graph of layers and also a `call` of its own. A pipelined model has one of "
             "them: remove `call`, or write the whole model as a subclass of `keras.Model`."
         )
-    known = keras_model.has_graph(model)
-    record = keras_model.recorded(model) if known else _trace(model, input_spec, training)
+    known = has_graph(model)
+    record = recorded(model) if known else _trace(model, input_spec, training)
     build = _Build(training)
     inputs = tuple(_fresh(tensor) for tensor in record.inputs)
     tensors = {id(tensor): new for tensor, new in zip(record.inputs, inputs, strict=True)}
@@ -144,13 +160,13 @@ def graph_of(model: Any, input_spec: Any = None, training: bool = False) -> Grap
     return Graph(model, tuple(build.nodes), inputs, _replaced(record.outputs, tensors), traced, training)
 
 
-def _trace(model: Any, spec: Any, training: bool) -> keras_model.Recording:
+def _trace(model: Any, spec: Any, training: bool) -> Recording:
     spec = spec if spec is not None else _noted(model)
     leaves = keras.tree.flatten(spec)
     names = sorted(spec) if isinstance(spec, dict) and len(spec) == len(leaves) else _numbered(len(leaves))
     flat = [keras.KerasTensor(a.shape, _dtype(a), name=name) for a, name in zip(leaves, names, strict=True)]
     symbols = keras.tree.pack_sequence_as(spec, flat)
-    return keras_model.traced(model, (symbols,), {"training": training} if keras_model.takes_training(model) else {})
+    return traced(model, (symbols,), {"training": training} if keras_private.takes_training(model) else {})
 
 
 def _numbered(count: int) -> list[str]:
@@ -158,7 +174,7 @@ def _numbered(count: int) -> list[str]:
 
 
 def _noted(model: Any) -> Any:
-    inputs = keras_model.noted_inputs(model)
+    inputs = noted_inputs(model)
     if inputs is None:
         raise RuntimeError(
             f"The stages of model {model.name!r} are not known before it is built. Call the model on a batch, or train "
@@ -193,7 +209,7 @@ class _Build:
     counts: Counter[int] = field(default_factory=Counter)
     traced: bool = False
 
-    def add(self, record: keras_model.Recording, tensors: dict[int, Tensor], around: _Around) -> None:
+    def add(self, record: Recording, tensors: dict[int, Tensor], around: _Around) -> None:
         """Append the calls of a recording. `tensors` maps what it calls its tensors to those of the graph."""
         for call in record.calls:
             # Keras leaves out what it cannot compute, too.
@@ -204,7 +220,7 @@ class _Build:
             outputs = self._outputs(call, around)
             tensors.update((id(old), new) for old, new in zip(call.outputs, outputs, strict=True))
 
-    def _outputs(self, call: keras_model.Call, around: _Around) -> list[Tensor]:
+    def _outputs(self, call: Call, around: _Around) -> list[Tensor]:
         index = self.counts[id(call.operation)]
         self.counts[id(call.operation)] += 1
         context: list[Training] = around.context if around.context is not None else [None]
@@ -217,20 +233,20 @@ class _Build:
         self.nodes.append(Node(call.operation, call.args, call.kwargs, outputs, index, around.within, stage, told))
         return list(outputs)
 
-    def _nested(self, call: keras_model.Call, told: Training, context: list[Training]) -> _Nested | None:
+    def _nested(self, call: Call, told: Training, context: list[Training]) -> _Nested | None:
         """What happens inside a call, if it is the call of a model that can be looked into."""
-        if keras_model.can_be_inlined(call.operation):
+        if can_be_inlined(call.operation):
             return _recorded(call, _Around(told, True, context=context))
-        if keras_model.can_be_traced(call.operation):
+        if can_be_traced(call.operation):
             return self._traced(call, told, _Around(None, False, context=context))
         return None
 
-    def _traced(self, call: keras_model.Call, told: Training, around: _Around) -> _Nested | None:
+    def _traced(self, call: Call, told: Training, around: _Around) -> _Nested | None:
         model, kwargs = call.operation, dict(call.kwargs)
-        if keras_model.takes_training(model) and told is not None:
+        if keras_private.takes_training(model) and told is not None:
             kwargs["training"] = self.training if told == "as run" else told
         try:
-            record = keras_model.traced(model, call.args, kwargs)
+            record = traced(model, call.args, kwargs)
         except (ValueError, RuntimeError):
             # It can be run, but not looked into: it stays one layer.
             return None
@@ -239,7 +255,7 @@ class _Build:
         self.traced = True
         return _Nested(record, (list(_symbols((call.args, kwargs))),), around)
 
-    def _inline(self, call: keras_model.Call, nested: _Nested, index: int, around: _Around) -> list[Tensor]:
+    def _inline(self, call: Call, nested: _Nested, index: int, around: _Around) -> list[Tensor]:
         """The calls inside a nested model in place of its own; gives its outputs."""
         record = nested.record
         inner = nested.around._replace(
@@ -258,15 +274,15 @@ class _Build:
 class _Nested(NamedTuple):
     """The inside of a nested model's call."""
 
-    record: keras_model.Recording
+    record: Recording
     args: tuple[Any, ...]
     """What its `Entry` is called with."""
     around: _Around
 
 
-def _recorded(call: keras_model.Call, around: _Around) -> _Nested | None:
+def _recorded(call: Call, around: _Around) -> _Nested | None:
     def plain(inputs: Any, training: Any = None, mask: Any = None) -> _Nested:  # noqa: ARG001 - it is in `around`
-        return _Nested(keras_model.recorded(call.operation), (inputs, mask), around)
+        return _Nested(recorded(call.operation), (inputs, mask), around)
 
     try:
         return plain(*call.args, **call.kwargs)
@@ -274,7 +290,7 @@ def _recorded(call: keras_model.Call, around: _Around) -> _Nested | None:
         return None
 
 
-def _told(call: keras_model.Call, by_model: Training, before: Training) -> Training:
+def _told(call: Call, by_model: Training, before: Training) -> Training:
     """The mode of a call: what its model tells it, what it says itself, what the call before said, its default."""
     if not isinstance(call.operation, keras.Layer):
         return before
@@ -283,10 +299,10 @@ def _told(call: keras_model.Call, by_model: Training, before: Training) -> Train
     if "training" in call.kwargs:
         said: Training = call.kwargs["training"]
         return said
-    return keras_model.default_training(call.operation) if before is None else before
+    return default_training(call.operation) if before is None else before
 
 
-def _has_unknown_sizes(call: keras_model.Call) -> bool:
+def _has_unknown_sizes(call: Call) -> bool:
     """Whether an operation was told a shape of which it was not known how many rows there will be."""
     if isinstance(call.operation, keras.Layer):
         return False
@@ -294,7 +310,7 @@ def _has_unknown_sizes(call: keras_model.Call) -> bool:
 
 
 def _made_in(operation: Any) -> int | None:
-    return keras_model.stage_of_layer(operation) if isinstance(operation, keras.Layer) else None
+    return stage_of(operation) if isinstance(operation, keras.Layer) else None
 
 
 def _first(*stages: int | None) -> int | None:
@@ -306,8 +322,8 @@ def _fresh(tensor: Tensor) -> Tensor:
 
 
 def _symbols(tree: Any) -> Iterator[Tensor]:
-    return (leaf for leaf in keras.tree.flatten(tree) if keras_model.is_symbolic(leaf))
+    return (leaf for leaf in keras.tree.flatten(tree) if is_symbolic(leaf))
 
 
 def _replaced(tree: Any, tensors: dict[int, Tensor]) -> Any:
-    return keras.tree.map_structure(lambda leaf: tensors[id(leaf)] if keras_model.is_symbolic(leaf) else leaf, tree)
+    return keras.tree.map_structure(lambda leaf: tensors[id(leaf)] if is_symbolic(leaf) else leaf, tree)

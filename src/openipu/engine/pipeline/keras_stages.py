@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from openipu.engine import model as keras_model
 from openipu.engine.execution import rows_of
+from openipu.engine.held import variables_of
 from openipu.engine.place import Place
 from openipu.engine.state import Mode, State
+from openipu.engine.steps import called_by, predict_micro, test_micro, train_loss
 
 import jax
 import keras
@@ -79,18 +80,18 @@ class _KerasStage:
                 return outputs, new
             return outputs, new, [] if extra is None else [extra]
 
-        with keras_model.called_by(model, call):
+        with called_by(model, call):
             if self.mode == "train":
-                loss, (state, metrics, result) = keras_model.train_loss(model, whole, around.batch)
+                loss, (state, metrics, result) = train_loss(model, whole, around.batch)
             else:
-                micro = keras_model.test_micro if self.mode == "test" else keras_model.predict_micro
+                micro = test_micro if self.mode == "test" else predict_micro
                 new, _, result = micro(model, whole, around.batch)
                 loss, state, metrics = None, new.non_trainable, new.metrics
         return loss, After([state[n] for n in self.state], list(metrics), result)
 
     def _whole_state(self, weights: Arrays, around: Around) -> State:
         """The state that Keras asks for, with zeros for what other stages have; nothing here reads those."""
-        owners = keras_model.variables(self.model, self.mode)
+        owners = variables_of(self.model, self.mode)
         return State(
             filled(owners.trainable, self.weights, weights),
             filled(owners.non_trainable, self.state, around.state),

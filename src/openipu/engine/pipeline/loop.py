@@ -12,6 +12,7 @@ from openipu.engine.feed import Slab
 from openipu.engine.live import Live
 from openipu.engine.loop import Loop
 from openipu.engine.place import Place
+from openipu.engine.plan import round_up
 from openipu.engine.replicate import AXIS
 from openipu.engine.spread import Spread
 from openipu.engine.state import State, Step
@@ -44,7 +45,7 @@ class Staging:
     def table(self, steps: int) -> Compiled:
         """The table for one update, or for at least so many steps where nothing is trained."""
         training = self.micro_batches is not None
-        count = self.micro_batches or _round_up(steps, self._multiple())
+        count = self.micro_batches or round_up(steps, self._multiple())
         return compile_table(self.schedule.table(len(self.stages), count, self.devices, training))
 
     def single(self) -> Compiled:
@@ -120,7 +121,3 @@ class StageLoop(Loop):
             recompute=self._staging.recompute,
             replicas=replicas,
         )
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from openipu.engine import devices as systems
-from openipu.engine import model as keras_model
 from openipu.engine.feed import Slab
+from openipu.engine.held import assign, values_of
 from openipu.engine.place import Place
 from openipu.engine.place import place as make_place
 from openipu.engine.recent import Recent
 from openipu.engine.scope import Scope
 from openipu.engine.state import State, Step
+from openipu.engine.steps import in_stages
 
 import jax
 import jax.numpy as jnp
@@ -81,10 +82,10 @@ class Runner:
             list(self.optimizer.variables) if self.optimizer is not None else [],
             [],
         )
-        state = self.spread.spread(keras_model.values_of(owners))
+        state = self.spread.spread(values_of(owners))
         slab = Slab(0, count * self.place.replicas.count, body, None, False)
         [result], state = self.loop.execute(state, None, slab)
-        keras_model.assign(owners, self.spread.gather(state))
+        assign(owners, self.spread.gather(state))
         return jax.tree.map(np.asarray, result.value[0])
 
 
@@ -103,7 +104,7 @@ def runner(request: Request, element: Tree) -> Runner:
 def _make(request: Request, element: Tree, place: Place) -> Runner:
     functions = request.functions
     variables, optimizer = _discover(functions, element, place)
-    step = Step(keras_model.in_stages, None, "all")
+    step = Step(in_stages, None, "all")
     owned = variables.trained, variables.others
     loop, spread = make_function_loop("pipeline", step, functions, variables, owned, optimizer, place, request.asked)
     return Runner(variables, optimizer, loop, spread, place)

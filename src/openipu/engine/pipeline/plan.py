@@ -8,12 +8,14 @@ from typing import Any
 
 from openipu.config.notices import name_once
 from openipu.config.settings import Settings
-from openipu.engine import model as keras_model
 from openipu.engine.accumulate import Accumulation
+from openipu.engine.building import is_built
+from openipu.engine.held import variables_of
 from openipu.engine.live import Live
 from openipu.engine.options import Options
 from openipu.engine.place import Place
 from openipu.engine.state import Mode
+from openipu.engine.steps import make_staged_step
 
 from .arguments import Arguments
 from .assemble import make_loop
@@ -47,7 +49,7 @@ def make_plan(model: Any, mode: Mode, options: Options, settings: Settings) -> S
     """The plan for a built model, after its rules have been checked."""
     check_model(model)
     pipelining = options.pipelining or Pipelining()
-    if not keras_model.is_built(model):
+    if not is_built(model):
         raise RuntimeError(
             f"Model {model.name!r} is pipelined but not built, so its stages are not known. Call it on a batch first."
         )
@@ -90,14 +92,14 @@ def make_stage_loop(
             {"offload_weight_update_variables": "a pipeline's optimizer state stays on the devices of its stages"}
         )
     training = mode == "train"
-    owners = keras_model.variables(model, mode)
+    owners = variables_of(model, mode)
     asked = Arguments(
         (), options.accumulation if training else Accumulation(), plan.schedule, plan.devices, options.shard_optimizer,
         plan.recompute == "unmarked",
     )  # fmt: skip
     return make_loop(
         f"{model.name}_{mode}",
-        keras_model.make_staged_step(model, mode, place.replicas, options),
+        make_staged_step(model, mode, place.replicas, options),
         lambda common: stage_functions(model, mode, plan.stages, common, place),
         (used_by(plan.stages, owners.trainable), used_by(plan.stages, owners.non_trainable)),
         (owners.trainable, owners.non_trainable),

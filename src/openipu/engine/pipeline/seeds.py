@@ -7,14 +7,16 @@ each micro-batch where the calls of earlier stages would have left it, and ends 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from openipu.engine import model as keras_model
+from openipu.engine.patched import patched
 
 import jax.numpy as jnp
+import keras
 
 from .graph import Graph, Node
 from .values import abstract_values, spec_of
@@ -59,7 +61,7 @@ def _drawn(graph: Graph, cut: tuple[int, ...], inputs: Sequence[Any], training: 
     if key not in known:
         found: Counter[tuple[int, int]] = Counter()
         numbers = {id(node): stage for node, stage in zip(graph.nodes, cut, strict=True)}
-        with keras_model.counted_draws() as counts:
+        with _counted_draws() as counts:
 
             def visit(node: Node) -> None:
                 for variable, count in counts.items():
@@ -69,3 +71,18 @@ def _drawn(graph: Graph, cut: tuple[int, ...], inputs: Sequence[Any], training: 
             abstract_values(graph, inputs, training, visit)
         known[key] = found
     return known[key]
+
+
+@contextlib.contextmanager
+def _counted_draws() -> Iterator[Counter[int]]:
+    """How often each seed generator, known by the identity of its variable, is asked for a seed by this thread."""
+    original, thread = keras.random.SeedGenerator.next, threading.get_ident()
+    counts: Counter[int] = Counter()
+
+    def counted(generator: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            counts[id(generator.state)] += 1
+        return original(generator, *args, **kwargs)
+
+    with patched(keras.random.SeedGenerator, "next", counted):
+        yield counts

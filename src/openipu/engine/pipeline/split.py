@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from openipu.engine import model as keras_model
+from openipu.engine import keras_private
 
 import keras
 
 from .graph import Entry, Graph, Node, Tensor, graph_of
+from .recording import standardized
 from .seeds import own_seeds
 from .values import filled, run_node
 
@@ -62,23 +63,24 @@ def run_stage(stage: Stage, boundary: Boundary, inputs: Any, training: bool) -> 
         inputs: The inputs of the model for this micro-batch.
         training: The mode.
     """
-    flat = keras_model.standardized(stage.graph.model, inputs)
+    flat = standardized(stage.graph.model, inputs)
     stage = _for_shapes(stage, inputs, flat)
     graph = stage.graph
     values = dict(zip(map(id, graph.inputs), flat, strict=True))
     for tensor, (value, mask) in zip(stage.receives, boundary, strict=True):
         if mask is not None:
-            keras_model.set_keras_mask(value, mask)
+            keras_private.set_keras_mask(value, mask)
         values[id(tensor)] = value
     with own_seeds(graph, stage.cut, stage.index, stage.seeds, flat, training):
         for node in stage.nodes:
             run_node(node, values, training)
     # In one piece, Keras would drop them when it comes to the later calls.
-    keras_model.forget_losses(stage.later)
+    for layer in stage.later:
+        keras_private.clear_losses(layer)
     if stage.last:
         return filled(graph.outputs, values)
     sent = (values[id(tensor)] for tensor in stage.sends)
-    return tuple((value, keras_model.get_keras_mask(value)) for value in sent)
+    return tuple((value, keras_private.get_keras_mask(value)) for value in sent)
 
 
 _variants: WeakKeyDictionary[Graph, dict[Any, tuple[Stage, ...]]] = WeakKeyDictionary()

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openipu.engine.keras_private import drop_values
 from openipu.engine.replicate import STAGE_AXIS as AXIS
 from openipu.engine.replicate import Replicas
 from openipu.engine.shard import check_elementwise, share_of
+from openipu.engine.twin import build_twin, make_twin
 from openipu.optimizers.base import by_engine, chain, loss_scale
 from openipu.optimizers.plan import unwrapped
 
@@ -190,20 +192,17 @@ def make_update(
     weights: Store,
     average: bool,
     replicas: Replicas,
-    decays: Callable[[Any, Any], bool],
-    forget: Callable[[Sequence[Any]], None],
     kind: type[Update] | None = None,
 ) -> Update:
     """The update of a built optimizer over `variables`, the model's trainable ones.
 
-    `decays(optimizer, variable)` says which weights decay; `forget(variables)` frees the memory of variables. With
-    `kind`, a `ShardedUpdate`, each replica has its share of the state.
+    With `kind`, a `ShardedUpdate`, each replica has its share of the state.
     """
     shapes = [tuple(v.shape) for v in variables]
     if kind is not None:
         check_elementwise(unwrapped(optimizer))
         shapes = [(share_of(math.prod(shape), replicas.count),) for shape in shapes]
-    whole = _twin(optimizer, variables, shapes, range(len(variables)), decays, forget)
+    whole = _twin(optimizer, variables, shapes, range(len(variables)))
     keys = _keys(whole, range(len(variables)))
     if len(keys) != len(optimizer.variables):
         raise ValueError(
@@ -212,7 +211,7 @@ def make_update(
         )
     number = {key: i for i, key in enumerate(keys)}
     common = tuple(i for i, (owner, _) in enumerate(keys) if owner is None)
-    twins = [_twin(optimizer, variables, shapes, held, decays, forget) for held in weights.held]
+    twins = [_twin(optimizer, variables, shapes, held) for held in weights.held]
     orders = []
     for twin, held in zip(twins, weights.held, strict=True):
         own = _keys(twin, held)
@@ -227,32 +226,18 @@ def make_update(
     return (kind or Update)(optimizer, weights, slots, common, tuple(twins), tuple(orders), average, replicas)
 
 
-def _twin(
-    optimizer: Any,
-    variables: Sequence[Any],
-    shapes: Sequence[tuple[int, ...]],
-    numbers: Sequence[int],
-    decays: Callable[[Any, Any], bool],
-    forget: Callable[[Sequence[Any]], None],
-) -> Any:
+def _twin(optimizer: Any, variables: Sequence[Any], shapes: Sequence[tuple[int, ...]], numbers: Sequence[int]) -> Any:
     """An optimizer with the same settings for some of the variables, with stand-ins that are named by number."""
     plain = unwrapped(optimizer)
-    try:
-        twin = type(plain).from_config(plain.get_config())
-    except (NotImplementedError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{type(plain).__name__} cannot update the stages of a pipeline: a second one cannot be made from its "
-            f"configuration ({error}). Give it, or its learning-rate schedule, a complete `get_config`."
-        ) from error
+    twin = make_twin(plain, f"{type(plain).__name__} cannot update the stages of a pipeline")
     owned = [variables[n] for n in numbers]
     stand_ins = [
         keras.Variable(jnp.zeros(shapes[n], v.dtype), name=f"slice{n}of") for n, v in zip(numbers, owned, strict=True)
     ]
-    inner, twin_inner = list(chain(plain))[-1], list(chain(twin))[-1]
-    twin_inner.exclude_from_weight_decay([s for s, v in zip(stand_ins, owned, strict=True) if not decays(inner, v)])
-    twin.build(stand_ins)
-    twin_inner.global_clipnorm = None  # clipped before, over all devices
-    forget([*stand_ins, *twin.variables])
+    build_twin(twin, plain, stand_ins, owned)
+    list(chain(twin))[-1].global_clipnorm = None  # clipped before, over all devices
+    # Their values always come from the state.
+    drop_values([*stand_ins, *twin.variables])
     return twin
 
 

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from openipu.engine import model as keras_model
+from openipu.engine import keras_private
 
 import jax
 import keras
 
 from .graph import Graph, Node
+from .recording import is_symbolic
 
 
 def run_node(node: Node, values: dict[int, Any], training: bool) -> None:
     """Compute one node from `values`, which holds tensors by identity, and put its outputs there."""
     args, kwargs = filled(node.args, values), filled(node.kwargs, values)
     told = training if node.training == "as run" else node.training
-    outputs = keras_model.run_call(node.operation, args, kwargs, told, [use.model for use in node.within])
+    # A layer sees to the dtype of its variables itself; operations take that of the models around them.
+    with _autocast([] if node.is_layer else [use.model for use in node.within]):
+        outputs = keras_private.run_operation(node.operation, told, args, kwargs)
     values.update(zip(map(id, node.outputs), keras.tree.flatten(outputs), strict=False))
+
+
+@contextlib.contextmanager
+def _autocast(layers: Sequence[Any]) -> Iterator[None]:
+    """What calls of these layers, one within the other, do to the dtype of variables."""
+    with contextlib.ExitStack() as stack:
+        for layer in layers:
+            current = keras_private.get_autocast_scope()
+            wanted = layer.compute_dtype if layer.autocast and "float" in layer.compute_dtype else None
+            if current is None and layer.compute_dtype == layer.variable_dtype:
+                continue
+            stack.enter_context(keras_private.AutocastScope(wanted))
+        yield
 
 
 def filled(tree: Any, values: dict[int, Any]) -> Any:
     """A structure with values in the place of tensors."""
-    return keras.tree.map_structure(lambda leaf: values[id(leaf)] if keras_model.is_symbolic(leaf) else leaf, tree)
+    return keras.tree.map_structure(lambda leaf: values[id(leaf)] if is_symbolic(leaf) else leaf, tree)
 
 
 class Value(NamedTuple):
@@ -47,7 +64,7 @@ def abstract_values(
                 run_node(node, values, training)
                 visit(node)
         found = [values.get(id(tensor)) for tensor in tensors]
-        return [Value(value, keras_model.get_keras_mask(value)) for value in found]
+        return [Value(value, keras_private.get_keras_mask(value)) for value in found]
 
     found = jax.eval_shape(run, [spec_of(v) for v in variables], [spec_of(value) for value in inputs])
     return dict(zip(map(id, tensors), found, strict=True))

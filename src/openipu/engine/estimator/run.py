@@ -1,0 +1,211 @@
+"""One call of train, evaluate or predict of an estimator: what happens around each launch.
+
+Who does what: the engine's feed cuts the data and its loop launches it. Here, hooks are called, steps are counted, and
+while training, results are delivered and checkpoints saved.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from openipu.engine.ahead import Ahead
+from openipu.engine.checkpoint import Checkpoints
+from openipu.engine.feed import Feed, Slab
+from openipu.engine.loop import Result
+from openipu.engine.spread import Spread
+from openipu.engine.state import Logs, State
+
+import jax
+import numpy as np
+
+from . import saved as saving
+from .hooks import CheckpointSaverListener, Hooks
+from .outbox import steps_first
+from .saved import Saved
+from .specs import IPUEstimatorSpec
+from .steps import Program
+from .watch import Progress, RunFacts, Summaries, program_facts
+
+log = logging.getLogger("openipu")
+
+
+class Run:
+    """One call of `train`, `evaluate` or `predict`: the state and what happens around each launch."""
+
+    def __init__(
+        self, program: Program, start: Saved, hooks: list[Any], feed: Feed, model_dir: Path, config: Any
+    ) -> None:
+        self.program, self._model_dir, self._config = program, model_dir, config
+        self.global_step, self.steps, self._launches = start.global_step, 0, 0
+        self._state: State = saving.restored(program, start, f"the checkpoint in {model_dir}")
+        self.hooks = Hooks([*hooks, *program.plan.spec.hooks])
+        self._feed = _TimedFeed(feed.source, feed.width)
+
+    @property
+    def mode(self) -> str:
+        """What model_fn was called for."""
+        return self.program.plan.mode
+
+    def launched(self) -> Iterator[tuple[Slab, list[Result]]]:
+        """Each launch and its results, with the hooks called around it."""
+        began, known = time.monotonic(), len(self.program.loop.programs)
+        self.hooks.begin(self.global_step)
+        slabs = Ahead(self._feed.epoch())
+        for slab in slabs:
+            self.hooks.before_run()
+            results, self._state = self.program.loop.execute(self._state, self._feed.source.resident, slab)
+            slabs.launched(results[-1].value)
+            self._launches += 1
+            self._count(slab)
+            self.hooks.context.global_step = self.global_step
+            yield slab, results
+            self.hooks.after_run(self.global_step, _fetches(results))
+            if self.hooks.context.stop_requested:
+                break
+        jax.block_until_ready(self._state)
+        self.hooks.end()
+        if self._config.ipu_run_config.compile_summary:
+            self._write_report(self._facts(time.monotonic() - began, known))
+
+    def _facts(self, seconds: float, known: int) -> RunFacts:
+        """The facts of a run in which all programs but the first `known` were compiled."""
+        replicas, programs = self.program.place.replicas, program_facts(self.program.loop)
+        compiling = sum(program.compile_seconds for program in programs[known:])
+        return RunFacts(
+            "predict" if self.mode == "infer" else self.mode, replicas.platform, replicas.count, programs,
+            self._launches, self.steps, seconds - compiling, self._feed.seconds,
+        )  # fmt: skip
+
+    def _write_report(self, facts: RunFacts) -> None:
+        """Write the facts of a run next to its checkpoints."""
+        self._model_dir.mkdir(parents=True, exist_ok=True)
+        (self._model_dir / f"{facts.name}_report.txt").write_text(facts.text(), encoding="utf-8")
+
+    def _count(self, slab: Slab) -> None:
+        self.steps += -(-slab.steps // self.program.place.replicas.count)
+
+
+class Training(Run):
+    """A call of `train`."""
+
+    def __init__(
+        self,
+        program: Program,
+        start: Saved,
+        hooks: list[Any],
+        feed: Feed,
+        model_dir: Path,
+        config: Any,
+        checkpoints: Checkpoints,
+        listeners: list[CheckpointSaverListener],
+        target: int,
+    ) -> None:
+        super().__init__(program, start, hooks, feed, model_dir, config)
+        self._listeners, self._target = listeners, target
+        self._batches = start.batches
+        self._saved_at: int | None = None
+        self._checkpoints = checkpoints
+
+    def run(self) -> None:
+        """Train on all batches."""
+        config = self._config
+        summaries = Summaries(self._model_dir)
+        progress = Progress(summaries, self.global_step, config.log_step_count_steps, config.save_summary_steps)
+        periodic = config.save_checkpoints_steps is not None or config.save_checkpoints_secs is not None
+        try:
+            for listener in self._listeners:
+                listener.begin()
+            for _, results in self.launched():
+                self._deliver(results, summaries)
+                progress.note(self.global_step, _fetches(results)["loss"])
+                if periodic and self._checkpoints.due(self.global_step):
+                    self._save()
+            progress.close()
+            if self.global_step < self._target and not self.hooks.context.stop_requested:
+                log.info("The data ended at step %d of %d.", self.global_step, self._target)
+            self._save(wait=True)
+            for listener in self._listeners:
+                listener.end(self.hooks.context, self.global_step)
+        finally:
+            summaries.close()
+            self._checkpoints.close()
+
+    def _count(self, slab: Slab) -> None:
+        super()._count(slab)
+        self.global_step += -(-slab.steps // self.program.place.replicas.count)
+        self._batches += slab.steps
+        if slab.has_tail and isinstance(self.program.spread, Spread):
+            # Unlike that of stages, the program counts a smaller last batch as a step of its own.
+            step, *rest = self._state.non_trainable
+            counted = jax.device_put(np.int32(self.global_step), step.sharding)
+            self._state = self._state._replace(non_trainable=[counted, *rest])
+
+    def _deliver(self, results: list[Result], summaries: Summaries) -> None:
+        """Give the tensors that left the program to those who asked for them."""
+        plan = self.program.plan
+        for result in results:
+            count, tensors = result.value["count"], result.value["tensors"]
+            for hook, sent in zip(plan.log_hooks, tensors[: len(plan.log_hooks)], strict=True):
+                hook.receive(count, sent)
+            if plan.spec.host_call is not None:
+                _call_host(plan.spec, steps_first(count, tensors[-1], False), self.global_step, summaries)
+
+    def _save(self, wait: bool = False) -> None:
+        step = self.global_step
+        if self._saved_at == step:
+            if wait:
+                self._checkpoints.wait()
+            return
+        for listener in self._listeners:
+            listener.before_save(self.hooks.context, step)
+        tree = saving.snapshot(self.program, self._state, step, self._batches).tree()
+        self._checkpoints.save(step, tree, wait=wait or bool(self._listeners))
+        self._saved_at = step
+        for listener in self._listeners:
+            if listener.after_save(self.hooks.context, step):
+                self.hooks.context.request_stop()
+
+
+class _TimedFeed(Feed):
+    """A feed that measures how long the building of slabs takes."""
+
+    seconds = 0.0
+
+    def epoch(self) -> Iterator[Slab]:
+        """The slabs of the next epoch."""
+        slabs = super().epoch()
+        while True:
+            began = time.monotonic()
+            slab = next(slabs, None)
+            self.seconds += time.monotonic() - began
+            if slab is None:
+                return
+            yield slab
+
+
+def _fetches(results: list[Result]) -> Logs:
+    """What hooks can ask for of a launch. Its loss is that of its parts, by their steps."""
+    if not isinstance(results[0].value, dict) or "loss" not in results[0].value:
+        return {}
+    losses = [result.value["loss"] for result in results]
+    if len(losses) == 1 or np.ndim(losses[0]):
+        return {"loss": losses[-1]}
+    steps = [result.slab.steps for result in results]
+    return {"loss": sum(a * b for a, b in zip(losses, steps, strict=True)) / sum(steps)}
+
+
+def _call_host(spec: IPUEstimatorSpec, tensors: list[Any], step: int, summaries: Summaries) -> None:
+    """Run a spec's host_call. A dict of numbers that it returns goes into the event file."""
+    assert spec.host_call is not None
+    value = spec.host_call[0](*tensors)
+    if isinstance(value, dict):
+        summaries.write(step, value)
+    elif value is not None and not hasattr(value, "shape") and not isinstance(value, int | float):
+        raise TypeError(
+            f"The function of `host_call` returned a {type(value).__name__}. Return None, an array, or a dict of "
+            "numbers for TensorBoard."
+        )
