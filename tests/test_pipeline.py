@@ -217,6 +217,20 @@ def test_gradients_are_reduced_once_per_update() -> None:
     assert "all-reduce" in replication.collectives(parts[updates])
 
 
+def test_gradients_are_added_up_in_place() -> None:
+    configure(2)
+    model = made(deep, [0] * 4 + [1] * 5, steps=4)
+    fit(model, 128, batch_size=8, epochs=1)
+    parts = replication.computations(replication.programs(model)[0].as_text())
+    (updates,) = replication.loops(parts)
+    (ticks,) = replication.loops(parts, updates)
+    lines = [line for name in set(replication.reached(parts, ticks)) for line in parts[name]]
+    weights = f"f32[{256 * 256}]"
+    assert any(weights in line for line in lines)
+    assert not [line for line in lines if f" = {weights}" in line and " copy(" in line]
+    configure(4)
+
+
 def test_recomputation_keeps_less() -> None:
     def temporary(recompute: bool) -> int:
         configure(2, recompute=recompute)

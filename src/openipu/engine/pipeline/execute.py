@@ -203,11 +203,13 @@ class Pipeline:
             of_weights, of_boundary = step(values, boundary, around, kept, gradients)
             if function.mapped is not None:
                 of_weights = function.mapped(of_weights, values, optimizer)
-            before = self.weights.packing.read(writes["total"], weight_slots)
-            total = self.accumulation.add_scaled(before, of_weights, flow.scale)
+            # Added as vectors, because XLA adds in place only where nothing changes its shape on the way.
+            flat = [slot.flat for slot in weight_slots]
+            before = self.weights.packing.read(writes["total"], flat)
+            total = self.accumulation.add_scaled(before, [g.reshape(-1) for g in of_weights], flow.scale)
             if self.replicas.count > 1:
                 total = jax.tree.map(partial(jnp.where, m < flow.mine), total, before)
-            writes["total"] = self.weights.packing.write(writes["total"], weight_slots, total)
+            writes["total"] = self.weights.packing.write(writes["total"], flat, total)
             return writes | self._send(writes, work, stage, of_boundary) if stage else writes
 
         here = (me == device) & (m >= 0) & (m < flow.most)

@@ -47,6 +47,11 @@ class Slot:
     offset: int
     spec: Spec
 
+    @property
+    def flat(self) -> Slot:
+        """The same place for the array as a vector."""
+        return Slot(self.buffer, self.offset, Spec((self.spec.size,), self.spec.dtype))
+
 
 @dataclass(frozen=True, slots=True)
 class Packing:
