@@ -21,24 +21,27 @@ EXECUTIONS = {"mlp": (100, 625, 1875), "cnn": (10, 100), "cifar": (10, 40)}
 
 
 def measure(model: str, per_execution: int, rounds: int, epochs: int) -> tuple[list[float], list[float], float]:
-    """Microseconds per step of each epoch but the first, without and with checkpoints; checkpoints per execution."""
+    """Microseconds per step in each round, without and with checkpoints; checkpoints per execution.
+
+    A round is the mean over its epochs but the first, because not every epoch has as many checkpoints.
+    """
     case = CASES[model]
     with ipu.ipu_strategy.IPUStrategy().scope():
         network = keras_model(model)
     compile_model(network, case, per_execution)
     x, y = data(case, case.batch, case.steps)
 
-    def fit(*callbacks: object) -> list[float]:
+    def fit(*callbacks: object) -> float:
         clock = make_clock()
         network.fit(x, y, batch_size=case.batch, epochs=epochs + 1, verbose=0, callbacks=[clock, *callbacks])
-        return [seconds / case.steps * 1e6 for seconds in clock.epochs[1:]]
+        return statistics.mean(clock.epochs[1:]) / case.steps * 1e6
 
     fit()
     plain, saving, saved = [], [], 0
     for _ in range(rounds):
-        plain += fit()
+        plain.append(fit())
         with tempfile.TemporaryDirectory() as folder:
-            saving += fit(ipu.callbacks.Checkpoint(folder, keep=None))
+            saving.append(fit(ipu.callbacks.Checkpoint(folder, keep=None)))
             saved += len(list(Path(folder).iterdir()))
     return plain, saving, saved / (rounds * (epochs + 1) * -(-case.steps // per_execution))
 
@@ -48,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoints")
     parser.add_argument("--models", nargs="+", default=["mlp", "cnn", "cifar"], choices=list(CASES))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--name", default="cpu-checkpoints")
     options = parser.parse_args()
     facts: dict[str, object] = {"date": time.strftime("%Y-%m-%d"), "machine": f"{os.cpu_count()} cores"}

@@ -13,6 +13,8 @@ import sys
 import time
 from dataclasses import dataclass
 
+os.environ["OPENIPU_CACHE"] = "off"  # or compile times would be those of a file
+
 import openipu as ipu
 
 import jax

@@ -52,7 +52,7 @@ class Checkpoint(keras.callbacks.Callback):
         every_n_executions: int = 1,
         keep: int | None = 5,
         every_seconds: float | None = None,
-        max_share: float = 0.1,
+        max_share: float = 0.05,
     ) -> None:
         super().__init__()
         self._every = positive("every_n_executions", every_n_executions)
