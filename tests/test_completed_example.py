@@ -9,7 +9,8 @@ from openipu.datasets import StandInDataWarning
 
 import keras
 import pytest
-from tests.zoo import KERAS_WARNINGS
+
+from zoo import KERAS_WARNINGS
 
 pytestmark = KERAS_WARNINGS
 
