@@ -36,7 +36,7 @@ OPTIMIZERS: dict[str, Callable[[int], Any]] = {
     "rmsprop": lambda _: optimizers.RMSprop(0.01, momentum=0.5, epsilon=1e-4),
     "adafactor": lambda _: optimizers.Adafactor(0.02),
     "lion": lambda _: optimizers.Lion(0.003),
-    "lamb": lambda _: optimizers.Lamb(0.01, epsilon=1e-4),
+    "lamb": lambda _: optimizers.Lamb(0.01),
     "loss_scale": lambda s: optimizers.LossScaleOptimizer(optimizers.SGD(0.05 / s, momentum=0.9), initial_scale=256.0),
     "clipnorm": lambda _: optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5),
     "global_clipnorm": lambda _: optimizers.Adam(0.01, global_clipnorm=0.5, epsilon=1e-4),
@@ -195,10 +195,12 @@ def test_equals_one_device(point: Point) -> None:
     case = CASES[point.model]
     actual = train(make(point, one_device=False), *case.data(point.rows), BATCH, point.feed)
     expected = plain(point)
-    # An optimizer that divides by the gradient's size magnifies the rounding of half precision.
-    tolerance = 1e-5 if case.policy == "float32" else 1e-2
+    # An optimizer that divides by the gradient's size magnifies the rounding of half precision, which may turn single
+    # samples from right to wrong.
+    half = case.policy != "float32"
+    tolerance = 1e-2 if half else 1e-5
     assert actual.iterations == expected.iterations == 2 * (UPDATES + point.remainder)
-    replication.assert_same_history(actual.history, expected.history, tolerance)
+    replication.assert_same_history(actual.history, expected.history, 0.1 if half else tolerance)
     replication.assert_close(actual.weights, expected.weights, tolerance)
     if point.feed == "resident":
         assert len(replication.programs(actual.model)) == 1
