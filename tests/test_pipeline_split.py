@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import openipu  # noqa: F401 - chooses Keras' backend
-from openipu.engine.keras_private import get_keras_mask
+from openipu.engine.model import get_keras_mask
 from openipu.engine.pipeline.graph import Graph, graph_of
 from openipu.engine.pipeline.split import Stage, run_stage, split
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import jax
 
-from .keras_private import (
+from .model import (
     ArrayDataAdapter,
     DataAdapter,
     PyDataset,

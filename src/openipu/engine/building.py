@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from .keras_private import all_layers, compiled_parts, symbolic_build
+from .model import all_layers, compiled_parts, symbolic_build
 from .state import Batch, narrowed
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from .keras_private import model_opener, take_names
+from .model import model_opener, take_names
 
 
 def extend_new_models(extend: Callable[[type], type | None], made: Callable[[Any], None]) -> Callable[[], None]:

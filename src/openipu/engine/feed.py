@@ -25,7 +25,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from . import adapters, keras_private
+from . import adapters
+from . import model as keras_model
 from .position import Position, Random, random, set_random
 from .replicate import Replicas
 
@@ -108,13 +109,13 @@ class ArraySource:
     """Arrays made resident on the device once; a slab holds row numbers, and the program gathers its batches."""
 
     def __init__(self, adapter: Any, replicas: Replicas) -> None:
-        self._samples, batch, self._shuffle = keras_private.array_order(adapter)
+        self._samples, batch, self._shuffle = keras_model.array_order(adapter)
         self._batch = min(batch, self._samples)
         self.batch_size: int | None = self._batch
         self._replicas = replicas
         self.num_batches: int | None = adapter.num_batches
         self.changes = False
-        self._host = keras_private.converted_arrays(adapter)
+        self._host = keras_model.converted_arrays(adapter)
         self.resident: Tree = jax.device_put(self._host, replicas.everywhere())
 
     def start(self, width: int) -> _ArrayPass:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from . import keras_private
+from . import model as keras_model
 from .spread import AnySpread
 from .state import Mode, State
 
@@ -105,6 +105,6 @@ class Held:
             if own:
                 self._state = self._state._replace(metrics=own)
             for part in owners:
-                keras_private.drop_values(part)
+                keras_model.drop_values(part)
         state, self._state = self._state, None
         return state

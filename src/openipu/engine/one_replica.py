@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from . import keras_private
+from . import model as keras_model
 from .place import Place
 from .replicate import Replicas
 from .state import Batch, Spot, State, Step
@@ -71,7 +71,7 @@ def _random_by_position(
         known = threading.get_ident() == thread and name in _SHAPED
         return functools.partial(_draw, function, replicas, rows(), spot) if known else function
 
-    return keras_private.random_functions(by_position)
+    return keras_model.random_functions(by_position)
 
 
 _SHAPED = ("normal", "uniform", "randint", "truncated_normal", "bernoulli", "gamma", "binomial", "beta", "categorical")
@@ -113,4 +113,4 @@ def _shared_statistics(replicas: Replicas, group: int, active: Any) -> contextli
         whole = replicas.mean_of_active(values, active, group)
         return jnp.where(active, whole, lax.stop_gradient(whole))
 
-    return contextlib.nullcontext() if group == 1 else keras_private.batch_statistics(shared)
+    return contextlib.nullcontext() if group == 1 else keras_model.batch_statistics(shared)

@@ -13,7 +13,7 @@ from openipu.optimizers.plan import describe, map_gradients
 
 import keras
 
-from .keras_private import optimized_variables
+from .model import optimized_variables
 from .trace import Trace
 
 _CLASSES = (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer, IpuOptimizer)

@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from . import keras_private
+from . import model as keras_model
 from .adapters import resident_bytes
 from .feed import ArraySource, Feed, Source, StreamSource
 from .options import Options
@@ -46,7 +46,7 @@ def make_feed(
     batch_size = positive("batch_size", batch_size, optional=True)
     steps = positive("steps", steps, optional=True)
     steps = limited("max_steps_per_epoch", keras.config.max_steps_per_epoch(), steps)
-    adapter = keras_private.get_data_adapter(
+    adapter = keras_model.get_data_adapter(
         x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps, shuffle=shuffle, class_weight=class_weight
     )
     source = _source(adapter, where.replicas)
@@ -72,9 +72,9 @@ def limited(name: str, limit: int | None, value: Any) -> Any:
 
 
 def _source(adapter: Any, replicas: Replicas) -> Source:
-    if not isinstance(adapter, keras_private.ArrayDataAdapter):
+    if not isinstance(adapter, keras_model.ArrayDataAdapter):
         return StreamSource(adapter, replicas)
-    samples, _, _ = keras_private.array_order(adapter)
+    samples, _, _ = keras_model.array_order(adapter)
     if samples == 0:
         raise ValueError("The data has 0 samples. Give arrays with at least one row.")
     size = resident_bytes(adapter)
@@ -142,7 +142,7 @@ def check_training(model: Any, options: Options) -> None:
     """The rules about updates, before anything compiles."""
     size = options.accumulation.steps
     check_accumulation("steps_per_execution", positive("steps_per_execution", model.steps_per_execution), size)
-    if size > 1 and keras_private.overrides(model, "train_step"):
+    if size > 1 and keras_model.overrides(model, "train_step"):
         raise RuntimeError(
             f"Model {model.name!r} has its own `train_step`, which updates the weights at every micro-batch, but "
             f"{size} micro-batches are to be accumulated per update. Remove `train_step`, or accumulate 1."

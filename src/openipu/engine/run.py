@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from . import keras_private
+from . import model as keras_model
 from .building import build, build_for_predict, is_built
 from .feed import Feed
 from .options import MetricReduction
@@ -45,7 +45,7 @@ def fit(
 ) -> Any:
     """Train, as `keras.Model.fit` does."""
     model = session.model
-    keras_private.assert_compiled(model, "fit")
+    keras_model.assert_compiled(model, "fit")
     options = session.effective_options
     check_training(model, options)
     batch_size = positive("batch_size", batch_size, optional=True)
@@ -60,7 +60,7 @@ def fit(
         )
     epochs = limited("max_epochs", keras.config.max_epochs(), epochs)
     if validation_split and validation_data is None:
-        (x, y, sample_weight), validation_data = keras_private.train_validation_split(
+        (x, y, sample_weight), validation_data = keras_model.train_validation_split(
             (x, y, sample_weight), validation_split=validation_split
         )
     _build_early(session, x, y, sample_weight, batch_size)
@@ -78,14 +78,14 @@ def fit(
     epoch_logs: Logs = {}
     callbacks.on_train_begin()
     try:
-        start = keras_private.start_epoch(model, initial_epoch)
+        start = keras_model.start_epoch(model, initial_epoch)
         if session.resume is not None and session.resume.epoch < start:
             session.resume = None
         for epoch in range(session.resume.epoch if session.resume else start, epochs):
             model.reset_metrics()
             callbacks.on_epoch_begin(epoch)
             epoch_logs = _run_metrics(session, "train", feed, callbacks, lambda: model.stop_training)
-            if validation_data is not None and keras_private.should_evaluate(model, epoch, validation_freq):
+            if validation_data is not None and keras_model.should_evaluate(model, epoch, validation_freq):
                 val_x, val_y, val_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
                 settings: Any = {"batch_size": validation_batch_size or batch_size, "steps": validation_steps}
                 session.validation = session.validation or make_feed(
@@ -125,7 +125,7 @@ def evaluate(
 ) -> Any:
     """Losses and metrics over the data, as `keras.Model.evaluate` gives them."""
     model = session.model
-    keras_private.assert_compiled(model, "evaluate")
+    keras_model.assert_compiled(model, "evaluate")
     feed = session.validation if _use_cached_eval_dataset else None
     _build_early(session, x, y, sample_weight, batch_size)
     feed = feed or make_feed(
@@ -133,7 +133,7 @@ def evaluate(
     )
     callbacks = _callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
     logs = _evaluate(session, feed, callbacks)
-    return logs if return_dict else keras_private.in_order(model, logs)
+    return logs if return_dict else keras_model.in_order(model, logs)
 
 
 def _build_early(session: Session, x: Any, y: Any, sample_weight: Any, batch_size: int | None) -> None:
@@ -152,7 +152,7 @@ def _evaluate(session: Session, feed: Feed, callbacks: Any) -> Logs:
     model.stop_evaluating = False
     callbacks.on_test_begin()
     model.reset_metrics()
-    logs = keras_private.pythonify_logs(_run_metrics(session, "test", feed, callbacks, lambda: model.stop_evaluating))
+    logs = keras_model.pythonify_logs(_run_metrics(session, "test", feed, callbacks, lambda: model.stop_evaluating))
     callbacks.on_test_end(logs)
     return dict(logs)
 
@@ -168,7 +168,7 @@ def _run_metrics(session: Session, mode: Mode, feed: Feed, callbacks: Any, stopp
         raise ValueError("The data source gave no batch for this epoch. Give at least one batch per epoch.")
     if session.options.metric_reduction is not MetricReduction.NONE:
         return dict(logs)
-    return keras_private.final_logs(session.model, logs)
+    return keras_model.final_logs(session.model, logs)
 
 
 def predict(

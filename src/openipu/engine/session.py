@@ -21,9 +21,9 @@ from .ahead import Ahead
 from .checks import mention_jit, mention_metrics, refuse_eager
 from .feed import Feed, Slab
 from .held import Held
-from .keras_private import pythonify_logs
 from .live import Live, Teller
 from .loop import Loop, Result
+from .model import pythonify_logs
 from .options import Options
 from .pipeline.assign import is_pipelined
 from .pipeline.plan import StagePlan, make_plan

@@ -17,7 +17,7 @@ import keras
 
 from . import offload
 from .dependence import differentiable_inputs
-from .keras_private import overrides, update_metrics
+from .model import overrides, update_metrics
 from .one_replica import on_replicas
 from .options import MetricReduction, Options
 from .place import Place

@@ -7,7 +7,7 @@ from typing import Any
 
 from openipu.optimizers.base import chain
 
-from .keras_private import decays
+from .model import decays
 
 
 def make_twin(optimizer: Any, problem: str, otherwise: str = "") -> Any:

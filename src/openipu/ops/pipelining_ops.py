@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from openipu.config.notices import name_once
-from openipu.engine.keras_private import get_keras_mask, set_keras_mask
+from openipu.engine.model import get_keras_mask, set_keras_mask
 from openipu.engine.pipeline.options import PipelineSchedule, RecomputationMode
 from openipu.engine.pipeline.stages import CHECKPOINT
 

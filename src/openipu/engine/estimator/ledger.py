@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from openipu.engine import keras_private
+from openipu.engine import model as keras_model
 from openipu.engine.patched import SharedPatch, patched
 
 import jax
@@ -47,7 +47,7 @@ class Ledger(keras.StatelessScope):
 
     def __enter__(self) -> Ledger:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(keras_private.fresh_names())
+            stack.enter_context(keras_model.fresh_names())
             stack.enter_context(_current(self))
             stack.enter_context(_patch.active())
             super().__enter__()
@@ -60,15 +60,15 @@ class Ledger(keras.StatelessScope):
 
     def names(self) -> dict[str, int]:
         """How often each automatic name has been given so far."""
-        return keras_private.given_names()
+        return keras_model.given_names()
 
     def go_on_naming(self, names: dict[str, int]) -> None:
         """Give names as if these had been given before."""
-        keras_private.go_on_naming(names)
+        keras_model.go_on_naming(names)
 
     def add(self, variable: Any, initial: Callable[[], Any]) -> None:
         """Called for each variable after it was made."""
-        dtype = keras_private.stored_dtype(variable)
+        dtype = keras_model.stored_dtype(variable)
         made = Made(variable, variable.path, tuple(variable.shape), dtype, _kind(), initial)
         self.made.append(made)
         self.state_mapping[id(variable)] = self._bind(made, len(self.made) - 1)
@@ -76,7 +76,7 @@ class Ledger(keras.StatelessScope):
     def get_current_value(self, variable: Any) -> Any:
         """The value of a variable inside; None makes Keras take the one it has outside."""
         value = super().get_current_value(variable)
-        if value is None and variable.trainable and keras_private.has_value(variable):
+        if value is None and variable.trainable and keras_model.has_value(variable):
             raise ValueError(
                 f"model_fn uses the trainable variable {variable.path!r}, which was made outside of it, so it would "
                 "never be trained. Make the layer inside model_fn, or set `trainable = False` on it."
@@ -115,7 +115,7 @@ def _current(ledger: Ledger) -> Iterator[None]:
 @contextlib.contextmanager
 def _reporting() -> Iterator[None]:
     """Variables report to their thread's ledger, and layers and optimizers ask it."""
-    with patched(keras.Variable, "__init__", _reporting_init), keras_private.training_flag(_training):
+    with patched(keras.Variable, "__init__", _reporting_init), keras_model.training_flag(_training):
         keras.optimizers.Optimizer.minimize = _minimize
         try:
             yield
@@ -162,12 +162,12 @@ def _reporting_init(
         return ledger.state_mapping[id(variable)]
 
     _true_init(variable, bound, shape, dtype, *args, **kwargs)
-    ledger.add(variable, functools.partial(make, tuple(variable.shape), dtype=keras_private.stored_dtype(variable)))
+    ledger.add(variable, functools.partial(make, tuple(variable.shape), dtype=keras_model.stored_dtype(variable)))
 
 
 def _kind() -> Kind:
     """What the variable that is being made belongs to: Keras' name scopes know who opened them."""
-    callers = keras_private.name_scopes()
+    callers = keras_model.name_scopes()
     if callers and isinstance(callers[-1], keras.random.SeedGenerator):
         return "seed"
     for caller in callers:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from openipu.engine.building import is_built
-from openipu.engine.keras_private import all_layers, nodes_of
+from openipu.engine.model import all_layers, nodes_of
 
 import keras
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from openipu.engine import keras_private
+from openipu.engine import model as keras_model
 
 import jax
 import keras
@@ -158,7 +158,7 @@ def _cost(node: Node, values: dict[int, Value]) -> float:
         env: dict[int, Any] = {}
         for tensor, (value, mask) in zip(tensors, given, strict=True):
             if mask is not None:
-                keras_private.set_keras_mask(value, mask)
+                keras_model.set_keras_mask(value, mask)
             env[id(tensor)] = value
         with keras.StatelessScope(list(zip(variables, weights, strict=True))):
             run_node(node, env, training=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from openipu.engine import keras_private
+from openipu.engine import model as keras_model
 
 import keras
 
@@ -132,7 +132,7 @@ class Entry:
         values = standardized(self.model, inputs)
         for value, given in zip(values, [] if mask is None else keras.tree.flatten(mask), strict=False):
             if given is not None:
-                keras_private.set_keras_mask(value, given)
+                keras_model.set_keras_mask(value, given)
         return values
 
 
@@ -166,7 +166,7 @@ def _trace(model: Any, spec: Any, training: bool) -> Recording:
     names = sorted(spec) if isinstance(spec, dict) and len(spec) == len(leaves) else _numbered(len(leaves))
     flat = [keras.KerasTensor(a.shape, _dtype(a), name=name) for a, name in zip(leaves, names, strict=True)]
     symbols = keras.tree.pack_sequence_as(spec, flat)
-    return traced(model, (symbols,), {"training": training} if keras_private.takes_training(model) else {})
+    return traced(model, (symbols,), {"training": training} if keras_model.takes_training(model) else {})
 
 
 def _numbered(count: int) -> list[str]:
@@ -243,7 +243,7 @@ class _Build:
 
     def _traced(self, call: Call, told: Training, around: _Around) -> _Nested | None:
         model, kwargs = call.operation, dict(call.kwargs)
-        if keras_private.takes_training(model) and told is not None:
+        if keras_model.takes_training(model) and told is not None:
             kwargs["training"] = self.training if told == "as run" else told
         try:
             record = traced(model, call.args, kwargs)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from openipu.engine import keras_private
+from openipu.engine import model as keras_model
 from openipu.engine.patched import SharedPatch
 
 _STAGE, _OPENS = "_openipu_stage", "_openipu_opens_stages"
@@ -35,7 +35,7 @@ def current_stage() -> int | None:
 def marking(stage: int) -> contextlib.AbstractContextManager[None]:
     """Until it is left, layers that this thread makes, and symbolic calls, get `stage`."""
     global _marked
-    _marked, model = True, keras_private.called_layer()
+    _marked, model = True, keras_model.called_layer()
     if model is not None:
         vars(model)[_OPENS] = True
     return _marking(stage=stage)
@@ -48,7 +48,7 @@ def was_opened_by(model: Any) -> bool:
 
 def in_own_call() -> bool:
     """Whether a model that was made in a strategy's scope is being called, or anything is being traced."""
-    tracing, model = keras_private.in_stateless_scope(), keras_private.called_layer()
+    tracing, model = keras_model.in_stateless_scope(), keras_model.called_layer()
     return tracing or (model is not None and "_ipu_session" in vars(model))
 
 
@@ -72,7 +72,7 @@ def _marking(**marks: Any) -> Iterator[None]:
 
 def _mark_node(node: Any) -> None:
     _mark(node)
-    if hasattr(_marks, "nodes") and not keras_private.in_layer_call():
+    if hasattr(_marks, "nodes") and not keras_model.in_layer_call():
         _marks.nodes.append(node)
 
 
@@ -81,4 +81,4 @@ def _mark(made: Any) -> None:
         vars(made)[_STAGE] = current_stage()
 
 
-_patch = SharedPatch(lambda: keras_private.watched(_mark_node, _mark))
+_patch = SharedPatch(lambda: keras_model.watched(_mark_node, _mark))

@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from openipu.engine import keras_private
+from openipu.engine import model as keras_model
 from openipu.engine.patched import patched
 
 import jax
@@ -35,7 +35,7 @@ def noted_inputs(model: Any) -> Any:
     """Symbols for the inputs with which a subclassed model was first called or built, or None."""
     if _INPUTS in vars(model):
         return vars(model)[_INPUTS]
-    shapes = keras_private.shapes_built_with(model)
+    shapes = keras_model.shapes_built_with(model)
     if shapes is None:
         return None
     # Code that asks for the number of rows wants a number.
@@ -53,14 +53,14 @@ def traced(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recordi
     Calls of layers become calls of the graph, also those on constants (position embeddings), and so do operations on
     variables (tied weights), which Keras would compute once and for all.
     """
-    layers = keras_private.all_layers(model)
+    layers = keras_model.all_layers(model)
     unbuilt = [layer.name for layer in layers if not layer.built]
     if unbuilt:
         raise RuntimeError(
             f"Layer {unbuilt[0]!r} of model {model.name!r} has not been built, so its variables are not known. Call "
             "the model on a batch, or remove the layer if `call` does not use it."
         )
-    with keras_private.calls_forgotten(layers):
+    with keras_model.calls_forgotten(layers):
         try:
             with _Trace() as trace:
                 outputs = model.call(*args, **kwargs)
@@ -141,7 +141,7 @@ class _Trace:
         def is_operand(value: Any) -> bool:
             return isinstance(value, keras.Variable) and threading.get_ident() == thread and _at_top()
 
-        return keras_private.also_symbolic(is_operand)
+        return keras_model.also_symbolic(is_operand)
 
     def _symbolic_layers(self) -> contextlib.AbstractContextManager[None]:
         """Calls of layers on constants are recorded."""
@@ -168,4 +168,4 @@ class _Trace:
 
 def _at_top() -> bool:
     """Whether no layer is being called, so that what happens is done by the traced `call` itself."""
-    return not keras_private.in_layer_call()
+    return not keras_model.in_layer_call()

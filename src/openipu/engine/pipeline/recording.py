@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from openipu.engine import keras_private
+from openipu.engine import model as keras_model
 
 import keras
 
@@ -43,7 +43,7 @@ def has_graph(model: Any) -> bool:
 
 def replaces_call(model: Any) -> bool:
     """Whether a Functional or Sequential model has a `call` of its own, which its graph says nothing about."""
-    kind = next((kind for kind in (keras_private.Functional, keras.Sequential) if isinstance(model, kind)), None)
+    kind = next((kind for kind in (keras_model.Functional, keras.Sequential) if isinstance(model, kind)), None)
     return kind is not None and type(model).call is not kind.call
 
 
@@ -74,28 +74,28 @@ def default_training(layer: Any) -> bool | None:
 
 def functional_of(model: Any) -> Any:
     """The Functional model whose graph is what the model does, or None where there is none."""
-    return None if replaces_call(model) else keras_private.functional_of(model)
+    return None if replaces_call(model) else keras_model.functional_of(model)
 
 
 def recorded(model: Any) -> Recording:
     """The graph of a Functional model, or of a Sequential model that knows the shape of its input."""
     functional = functional_of(model)
-    calls = [call_of(node) for node in keras_private.nodes_of(functional) if keras_private.is_call(node)]
-    return Recording(list(functional.inputs), keras_private.outputs_of(functional), calls)
+    calls = [call_of(node) for node in keras_model.nodes_of(functional) if keras_model.is_call(node)]
+    return Recording(list(functional.inputs), keras_model.outputs_of(functional), calls)
 
 
 def call_of(node: Any) -> Call:
     """The call behind a node of Keras' graph."""
-    return Call(*keras_private.call_of(node), stage_of(node))
+    return Call(*keras_model.call_of(node), stage_of(node))
 
 
 def converted(layer: Any, values: Sequence[Any]) -> list[Any]:
     """Tensors as a layer that is called with them sees them: floats in its dtype."""
     found = [layer.dtype_policy.convert_input(value, layer.autocast, layer.input_dtype) for value in values]
     for value, new in zip(values, found, strict=True):
-        mask = keras_private.get_keras_mask(value)
+        mask = keras_model.get_keras_mask(value)
         if mask is not None:
-            keras_private.set_keras_mask(new, mask)
+            keras_model.set_keras_mask(new, mask)
     return found
 
 
@@ -104,4 +104,4 @@ def standardized(model: Any, inputs: Any) -> list[Any]:
     functional = functional_of(model)
     if functional is None:
         return list(keras.tree.flatten(inputs))
-    return keras_private.standardized(functional, inputs)
+    return keras_model.standardized(functional, inputs)

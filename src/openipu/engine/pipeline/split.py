@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from openipu.engine import keras_private
+from openipu.engine import model as keras_model
 
 import keras
 
@@ -69,18 +69,18 @@ def run_stage(stage: Stage, boundary: Boundary, inputs: Any, training: bool) -> 
     values = dict(zip(map(id, graph.inputs), flat, strict=True))
     for tensor, (value, mask) in zip(stage.receives, boundary, strict=True):
         if mask is not None:
-            keras_private.set_keras_mask(value, mask)
+            keras_model.set_keras_mask(value, mask)
         values[id(tensor)] = value
     with own_seeds(graph, stage.cut, stage.index, stage.seeds, flat, training):
         for node in stage.nodes:
             run_node(node, values, training)
     # In one piece, Keras would drop them when it comes to the later calls.
     for layer in stage.later:
-        keras_private.clear_losses(layer)
+        keras_model.clear_losses(layer)
     if stage.last:
         return filled(graph.outputs, values)
     sent = (values[id(tensor)] for tensor in stage.sends)
-    return tuple((value, keras_private.get_keras_mask(value)) for value in sent)
+    return tuple((value, keras_model.get_keras_mask(value)) for value in sent)
 
 
 _variants: WeakKeyDictionary[Graph, dict[Any, tuple[Stage, ...]]] = WeakKeyDictionary()

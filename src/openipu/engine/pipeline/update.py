@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openipu.engine.keras_private import drop_values
+from openipu.engine.model import drop_values
 from openipu.engine.replicate import STAGE_AXIS as AXIS
 from openipu.engine.replicate import Replicas
 from openipu.engine.shard import check_elementwise, share_of

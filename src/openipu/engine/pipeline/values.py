@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from openipu.engine import keras_private
+from openipu.engine import model as keras_model
 
 import jax
 import keras
@@ -21,7 +21,7 @@ def run_node(node: Node, values: dict[int, Any], training: bool) -> None:
     told = training if node.training == "as run" else node.training
     # A layer sees to the dtype of its variables itself; operations take that of the models around them.
     with _autocast([] if node.is_layer else [use.model for use in node.within]):
-        outputs = keras_private.run_operation(node.operation, told, args, kwargs)
+        outputs = keras_model.run_operation(node.operation, told, args, kwargs)
     values.update(zip(map(id, node.outputs), keras.tree.flatten(outputs), strict=False))
 
 
@@ -30,11 +30,11 @@ def _autocast(layers: Sequence[Any]) -> Iterator[None]:
     """What calls of these layers, one within the other, do to the dtype of variables."""
     with contextlib.ExitStack() as stack:
         for layer in layers:
-            current = keras_private.get_autocast_scope()
+            current = keras_model.get_autocast_scope()
             wanted = layer.compute_dtype if layer.autocast and "float" in layer.compute_dtype else None
             if current is None and layer.compute_dtype == layer.variable_dtype:
                 continue
-            stack.enter_context(keras_private.AutocastScope(wanted))
+            stack.enter_context(keras_model.AutocastScope(wanted))
         yield
 
 
@@ -64,7 +64,7 @@ def abstract_values(
                 run_node(node, values, training)
                 visit(node)
         found = [values.get(id(tensor)) for tensor in tensors]
-        return [Value(value, keras_private.get_keras_mask(value)) for value in found]
+        return [Value(value, keras_model.get_keras_mask(value)) for value in found]
 
     found = jax.eval_shape(run, [spec_of(v) for v in variables], [spec_of(value) for value in inputs])
     return dict(zip(map(id, tensors), found, strict=True))
