@@ -39,18 +39,6 @@ class Shards:
         """Elements of an array of that shape that each replica keeps; the last one's share may be padded."""
         return share_of(math.prod(shape), self.replicas.count)
 
-    # --- outside the program
-
-    def divide(self, array: Any) -> np.ndarray:
-        """An array as rows, one for each replica."""
-        return divide(array, self.replicas.count)
-
-    def join(self, rows: Any, shape: Shape) -> Any:
-        """The inverse of `divide`."""
-        return join(rows, shape)
-
-    # --- inside the program
-
     def scatter(self, gradients: list[Any]) -> list[Any]:
         """This replica's shares of the sum of all replicas' gradients."""
         rows = [self._rows(g) for g in gradients if _is_large(g.shape)]

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import offload
 from .replicate import Replicas
-from .shard import Shards
+from .shard import Shards, divide, join
 from .state import State
 
 
@@ -54,7 +54,7 @@ class Spread:
             [x.addressable_data(0) for x in state.trainable],
             [x.addressable_data(0) for x in state.non_trainable],
             [
-                x.addressable_data(0) if self.shards is None or shape is None else self.shards.join(x, shape)
+                x.addressable_data(0) if self.shards is None or shape is None else join(x, shape)
                 for x, shape in zip(state.optimizer, self._slots(state), strict=True)
             ],
             [jnp.asarray(np.asarray(m).sum(0), m.dtype) for m in state.metrics],
@@ -102,7 +102,7 @@ class Spread:
             [
                 jax.device_put(v, everywhere)
                 if self.shards is None or shape is None
-                else jax.device_put(self.shards.divide(v), split)
+                else jax.device_put(divide(v, self.replicas.count), split)
                 for v, shape in zip(state.optimizer, self._slots(state), strict=True)
             ],
             jax.device_put(metrics, split),
