@@ -1,7 +1,9 @@
 """Keras on JAX, no network, and home folders of their own, before any test module imports anything heavy."""
 
 import os
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,11 @@ settings.load_profile("openipu")
 def repository() -> Path:
     """The root of the checkout, where examples and command lines start."""
     return Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_system_left() -> Iterator[None]:
+    """What a module configures ends with it: a model of the next one would have more replicas than it says."""
+    yield
+    if config := sys.modules.get("openipu.config"):
+        config.reset_ipu_configuration()

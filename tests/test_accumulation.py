@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import openipu as ipu
@@ -24,10 +23,8 @@ METHODS = ("sum", "mean", "running_mean")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _systems() -> Iterator[None]:
+def _systems() -> None:
     replication.configure_all()
-    yield
-    ipu.config.reset_ipu_configuration()
 
 
 def dense() -> keras.Model:

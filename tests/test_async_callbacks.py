@@ -27,8 +27,6 @@ Y = X.sum(-1, keepdims=True)
 @pytest.fixture(autouse=True, scope="module")
 def systems():
     configure_all()
-    yield
-    ipu.config.reset_ipu_configuration()
 
 
 class Told(keras.callbacks.Callback):

@@ -273,8 +273,6 @@ class Interrupt(keras.callbacks.Callback):
 @pytest.fixture(scope="module", autouse=True)
 def systems():
     replication.configure_all()
-    yield
-    ipu.config.reset_ipu_configuration()
 
 
 def network(replicas=1, sharded=False, **compiled):

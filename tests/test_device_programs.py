@@ -24,8 +24,6 @@ pytestmark = KERAS_WARNINGS
 @pytest.fixture(autouse=True, scope="module")
 def systems():
     configure_all()
-    yield
-    ipu.config.reset_ipu_configuration()
 
 
 @pytest.fixture

@@ -23,8 +23,7 @@ def replicas():
     config = ipu.config.IPUConfig()
     config.auto_select_ipus = R
     config.configure_ipu_system()
-    yield Replicas(tuple(system(0).devices))
-    ipu.config.reset_ipu_configuration()
+    return Replicas(tuple(system(0).devices))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,8 @@ BATCH = 4
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _reset() -> Iterator[None]:
+def _four_devices() -> None:
     configure(4)
-    yield
-    ipu.config.reset_ipu_configuration()
 
 
 def configure(devices: int, **options: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import openipu as ipu
@@ -21,12 +20,6 @@ pytestmark = zoo.KERAS_WARNINGS
 @pytest.fixture(autouse=True)
 def _systems() -> None:
     replication.configure_all()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _reset() -> Iterator[None]:
-    yield
-    ipu.config.reset_ipu_configuration()
 
 
 def dense() -> keras.Model:

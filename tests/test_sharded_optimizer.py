@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
-import openipu as ipu
 from openipu.engine.held import variables_of
 from openipu.engine.state import State
 
@@ -22,10 +20,8 @@ pytestmark = zoo.KERAS_WARNINGS
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _systems() -> Iterator[None]:
+def _systems() -> None:
     replication.configure_all()
-    yield
-    ipu.config.reset_ipu_configuration()
 
 
 OPTIMIZERS = {
