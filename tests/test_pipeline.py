@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import openipu as ipu
+from openipu.config import notices
 from openipu.engine.pipeline.stages import After, Around, StageFunction, differentiate
 from openipu.schedules import Table, journey
 
@@ -286,6 +287,14 @@ def test_too_few_devices() -> None:
     model = made(wide, [0, 1, 2, 3, 4, 4, 4, 4], steps=10, per_execution=10)
     with pytest.raises(ValueError, match=r"need 5 devices, but 4 are configured.*multiple of 5"):
         fit(model)
+
+
+def test_devices_without_work_are_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(notices, "_named", set())
+    model = made(dense, [0, 1, 1, 2], steps=6, per_execution=6)
+    for _ in range(2):
+        fit(model)
+    assert caplog.text.count("1 of the 4 configured devices (each replica of the model takes 3)") == 1
 
 
 @pytest.mark.parametrize(("schedule", "steps", "near"), [("Grouped", 6, "4 or 8"), ("Interleaved", 3, "2 or 4")])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openipu.config.enums import DeviceConnectionType
+from openipu.config.notices import name_once
 
 from .devices import System
 from .replicate import Replicas
@@ -39,6 +40,8 @@ def place(system: System, each: int = 1) -> Place:
             f"Set `auto_select_ipus` to a multiple of {each}, or put several stages on one device with "
             "`device_mapping`."
         )
+    if unused := present % each:
+        name_once({f"{unused} of the {present} configured devices": f"each replica of the model takes {each}"})
     if count % group:
         raise ValueError(
             f"norms.experimental.distributed_batch_norm_replica_group_size is {group}, which does not divide the "
