@@ -7,7 +7,7 @@ weights are gathered (one all-gather). That needs an optimizer whose update trea
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from openipu.optimizers.plan import unwrapped
@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from .replicate import AXIS, Replicas
-from .twin import build_twin, make_twin
+from .twin import build_twin, constrained, make_twin, stand_in
 
 Shape = tuple[int, ...]
 
@@ -34,6 +34,8 @@ class Shards:
     replicas: Replicas
     weights: tuple[Shape, ...]
     slots: tuple[Shape | None, ...]
+    constraints: tuple[Any, ...]
+    """What each weight is put through after an update, if anything; only the whole one can be."""
 
     def share(self, shape: Shape) -> int:
         """Elements of an array of that shape that each replica keeps; the last one's share may be padded."""
@@ -58,7 +60,7 @@ class Shards:
         return [self._rows(w)[me] if _is_large(w.shape) else w for w in weights]
 
     def gather(self, shares: list[Any]) -> list[Any]:
-        """The whole arrays, from every replica's shares."""
+        """The whole weights after an update, from every replica's shares."""
         large = [s for s, shape in zip(shares, self.weights, strict=True) if _is_large(shape)]
         rows = lax.all_gather(jnp.concatenate(large) if large else jnp.zeros(0), AXIS)
         columns = iter(self._cut(rows, axis=1))
@@ -66,7 +68,7 @@ class Shards:
         for share, shape in zip(shares, self.weights, strict=True):
             size = math.prod(shape)
             whole.append(next(columns).reshape(-1)[:size].reshape(shape) if _is_large(shape) else share)
-        return whole
+        return constrained(self.constraints, whole)
 
     def _rows(self, array: Any) -> Any:
         share = self.share(array.shape)
@@ -105,14 +107,14 @@ def make_shards(optimizer: Any, weights: list[Any], replicas: Replicas) -> tuple
     optimizer = unwrapped(optimizer)
     check_elementwise(optimizer)
     shapes = tuple(tuple(w.shape) for w in weights)
-    shards = Shards(replicas, shapes, ())
+    shards = Shards(replicas, shapes, (), tuple(w.constraint if _is_large(w.shape) else None for w in weights))
     twin = _twin(optimizer)
     sizes = [(shards.share(s),) if _is_large(s) else s for s in shapes]
-    shares = [keras.Variable(np.zeros(s, w.dtype), name=w.name) for s, w in zip(sizes, weights, strict=True)]
+    shares = [stand_in(w, size, "share") for w, size in zip(weights, sizes, strict=True)]
     build_twin(twin, optimizer, shares, weights)
     pairs = zip(optimizer.variables, twin.variables, strict=True)
     slots = tuple(None if v.shape == t.shape else tuple(v.shape) for v, t in pairs)
-    return Shards(replicas, shapes, slots), twin
+    return replace(shards, slots=slots), twin
 
 
 def check_elementwise(optimizer: Any) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from openipu.optimizers.base import chain
+
+import jax.numpy as jnp
+import keras
 
 from .model import decays
 
@@ -24,14 +28,30 @@ def make_twin(optimizer: Any, problem: str, otherwise: str = "") -> Any:
         ) from error
 
 
+def stand_in(weight: Any, shape: Sequence[int], scope: str) -> Any:
+    """A variable of `shape` in place of a weight. Its path ends with the weight's: some optimizers look at it."""
+    *scopes, name = f"{scope}/{weight.path}".split("/")
+    with contextlib.ExitStack() as stack:
+        for part in scopes:
+            stack.enter_context(keras.name_scope(part))
+        return keras.Variable(jnp.zeros(shape, weight.dtype), name=name)
+
+
+def constrained(constraints: Iterable[Any], weights: Iterable[Any]) -> list[Any]:
+    """Updated weights, changed as the constraint of each wants it. Twins cannot do it where they have only shares."""
+    return [w if rule is None else rule(w) for rule, w in zip(constraints, weights, strict=True)]
+
+
 def build_twin(twin: Any, optimizer: Any, stand_ins: Sequence[Any], weights: Sequence[Any]) -> None:
     """Make the twin's variables for `stand_ins`, which decay where the optimizer's `weights` do.
 
-    Users exclude some weights from decay, and no configuration tells.
+    Users exclude some weights from decay, and no configuration tells. Whole stand-ins have the weights' constraints.
     """
     inner = _innermost(optimizer)
-    steady = [stand_in for stand_in, w in zip(stand_ins, weights, strict=True) if not decays(inner, w)]
+    steady = [own for own, w in zip(stand_ins, weights, strict=True) if not decays(inner, w)]
     _innermost(twin).exclude_from_weight_decay(steady)
+    for own, w in zip(stand_ins, weights, strict=True):
+        own.constraint = w.constraint if own.shape == w.shape else None
     twin.build(list(stand_ins))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from openipu.engine.replicate import AXIS, STAGE_AXIS
 from openipu.engine.shard import share_of
+from openipu.engine.twin import constrained
 
 import jax.numpy as jnp
 import numpy as np
@@ -53,6 +54,7 @@ class ShardedUpdate(Update):
                 part.reshape(-1)[: slot.spec.size].reshape(slot.spec.shape)
                 for part, slot in zip(self._cut(everything, device), at, strict=True)
             ]
+            whole = constrained([self.constraints[n] for n in self.weights.held[device]], whole)
             own = used(weights, at)
             written = self.weights.packing.write(own, at, whole)
             weights = weights | {b: jnp.where(me == device, written[b], own[b]) for b in own}

@@ -16,7 +16,7 @@ from openipu.engine.model import drop_values
 from openipu.engine.replicate import STAGE_AXIS as AXIS
 from openipu.engine.replicate import Replicas
 from openipu.engine.shard import check_elementwise, share_of
-from openipu.engine.twin import build_twin, make_twin
+from openipu.engine.twin import build_twin, make_twin, stand_in
 from openipu.optimizers.base import by_engine, chain, loss_scale
 from openipu.optimizers.plan import unwrapped
 
@@ -44,6 +44,8 @@ class Update:
     twins: tuple[Any, ...]
     orders: tuple[tuple[int, ...], ...]
     """The numbers of each twin's variables among those of the optimizer."""
+    constraints: tuple[Any, ...]
+    """What each weight is put through after an update, if anything."""
     average: bool
     replicas: Replicas
 
@@ -223,17 +225,18 @@ def make_update(
         orders.append(tuple(number[key] for key in own))
     specs = [Spec.of(v) for v in whole.variables]
     slots = make_store(specs, [[n for n in order if n not in common] for order in orders])
-    return (kind or Update)(optimizer, weights, slots, common, tuple(twins), tuple(orders), average, replicas)
+    constraints = tuple(v.constraint for v in variables)
+    return (kind or Update)(
+        optimizer, weights, slots, common, tuple(twins), tuple(orders), constraints, average, replicas
+    )
 
 
 def _twin(optimizer: Any, variables: Sequence[Any], shapes: Sequence[tuple[int, ...]], numbers: Sequence[int]) -> Any:
-    """An optimizer with the same settings for some of the variables, with stand-ins that are named by number."""
+    """An optimizer with the same settings for some of the variables, with stand-ins whose paths begin with a number."""
     plain = unwrapped(optimizer)
     twin = make_twin(plain, f"{type(plain).__name__} cannot update the stages of a pipeline")
     owned = [variables[n] for n in numbers]
-    stand_ins = [
-        keras.Variable(jnp.zeros(shapes[n], v.dtype), name=f"slice{n}of") for n, v in zip(numbers, owned, strict=True)
-    ]
+    stand_ins = [stand_in(v, shapes[n], f"slice{n}of") for n, v in zip(numbers, owned, strict=True)]
     build_twin(twin, plain, stand_ins, owned)
     list(chain(twin))[-1].global_clipnorm = None  # clipped before, over all devices
     # Their values always come from the state.
