@@ -2,6 +2,11 @@
 # Keras decides the arguments of hooks, steps and metrics.
 # ruff: noqa: ARG001, ARG002
 
+import signal
+
+from openipu.engine import held
+from openipu.engine.loop import Loop
+
 import keras
 import numpy as np
 import pytest
@@ -258,6 +263,25 @@ def test_an_error_in_a_users_step(call):
         getattr(trained, call)(*data)
     switch["broken"] = False
     assert all(np.array_equal(a, b) for a, b in zip(trained.get_weights(), before, strict=True))
+    assert usable(trained)
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Loop, "execute"), (held, "assign")])
+def test_ctrl_c_while_the_state_is_on_its_way(monkeypatch, owner, name):
+    """Pressed when the variables are empty: it is heard when they have their values again."""
+    real, trained = getattr(owner, name), model()
+    fresh = trained.get_weights()
+
+    def interrupted(*args):
+        result = real(*args)
+        signal.raise_signal(signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(owner, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trained.fit(X, Y, 8, 3, 0, shuffle=False)
+    monkeypatch.undo()
+    assert not np.array_equal(trained.get_weights()[0], fresh[0])
     assert usable(trained)
 
 

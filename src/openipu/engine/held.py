@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import model as keras_model
+from .shield import uninterrupted
 from .spread import AnySpread
 from .state import Mode, State
 
@@ -69,10 +70,11 @@ class Held:
         """Give the state back to the model's variables."""
         if self._state is None:
             return
-        owners, spread = variables_of(self._model, self._mode), self._state
-        assign(owners, self._spread.gather(spread))
-        self._counted = [v.value for v in owners.metrics], spread.metrics
-        self._state = None
+        with uninterrupted():
+            owners, spread = variables_of(self._model, self._mode), self._state
+            assign(owners, self._spread.gather(spread))
+            self._counted = [v.value for v in owners.metrics], spread.metrics
+            self._state = None
 
     def snapshot(self) -> State:
         """The current state as plain arrays, but the metrics as each replica has counted them."""

@@ -30,6 +30,7 @@ from .pipeline.plan import StagePlan, make_plan
 from .place import Place
 from .place import place as make_place
 from .position import Position
+from .shield import uninterrupted
 from .state import Logs, Mode, State
 from .step_function import StepFunction
 
@@ -157,7 +158,8 @@ class Session:
                     value = self._run_live(mode, loop, live, held, feed.source.resident, slab, slabs, began, ended)
                 else:
                     began(slab.begin)
-                    results = held.run(loop.execute, feed.source.resident, slab)
+                    with uninterrupted():
+                        results = held.run(loop.execute, feed.source.resident, slab)
                     slabs.launched(results[-1].value)
                     value = _rows(results) if mode == "predict" else results[-1].value
                     ended(slab.end, {"outputs": value} if mode == "predict" else value)
