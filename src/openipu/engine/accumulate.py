@@ -40,6 +40,20 @@ class Accumulation:
     dtype: str | tuple[str, ...] | Callable[[Any], Any] | None = None
     """One for all weights, one for each, or a function that gives that of a Keras variable."""
 
+    def __str__(self) -> str:
+        dtype = "" if self.dtype is None else f" in {self.dtype}"
+        return f"{self.steps} micro-batches ({self.method.name.lower()}{dtype})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that `from_dict` reads."""
+        return {"steps": self.steps, "method": self.method.name, "dtype": self.dtype}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Accumulation:
+        """The inverse of `to_dict`, also after JSON."""
+        dtype = values["dtype"]
+        return cls(values["steps"], Reduction[values["method"]], tuple(dtype) if isinstance(dtype, list) else dtype)
+
     def of_weights(self, variables: Sequence[Any]) -> Accumulation:
         """This for the weights of a model: with what the function gives in its place, if `dtype` is one."""
         if not callable(self.dtype):
@@ -82,12 +96,28 @@ def floating(value: Any, whose: str = "`dtype`") -> str:
     """The name of a floating dtype."""
     import keras  # late: users name the methods of reduction before they load Keras
 
-    name = str(keras.backend.standardize_dtype(value))
-    if "float" not in name:
-        raise ValueError(f"{whose} is {name!r}, but gradients are added up in a floating dtype. Give one of those.")
+    try:
+        name = str(keras.backend.standardize_dtype(value))
+    except ValueError:
+        name = str(value)
+    if name not in ("float16", "bfloat16", "float32"):
+        raise ValueError(
+            f"{whose} is {name!r}, but gradients are added up in a floating dtype: give float16, bfloat16 or float32."
+        )
     return name
 
 
-def dtype_option(value: Any) -> Any:
+def dtype_option(value: Any, option: str = "dtype") -> Any:
     """The dtype to accumulate in as a user gives it: None, a name, a type, or a function of a variable."""
-    return value if value is None or (callable(value) and not isinstance(value, type)) else floating(value)
+    if value is None or (callable(value) and not isinstance(value, type)):
+        return value
+    return floating(value, f"`{option}`")
+
+
+def check_divided(divided: Any, offloaded: Any) -> None:
+    """Refuse a division of the optimizer's state over replicas that is to keep all of it on the device."""
+    if divided and offloaded is False:
+        raise ValueError(
+            "`replicated_optimizer_state_sharding` is True and `offload_weight_update_variables` False. The state is "
+            "divided where it is kept between updates: leave `offload_weight_update_variables` out."
+        )

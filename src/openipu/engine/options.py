@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .accumulate import Accumulation, Reduction
+from .accumulate import Accumulation
 from .pipeline.options import Pipelining
 
 if TYPE_CHECKING:
@@ -40,7 +41,10 @@ class MetricReduction(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of one model."""
+    """Options of one model.
+
+    Where it is pipelined, `pipelining` says what `accumulation`, `shard_optimizer` and `offload_optimizer` say else.
+    """
 
     accumulation: Accumulation = field(default_factory=Accumulation)
     metric_reduction: MetricReduction = MetricReduction.NONE
@@ -61,13 +65,29 @@ class Options:
     buffer_depth: int | None = None
     """Steps whose logs may wait for the callbacks."""
 
+    def of_weights(self, weights: Sequence[Any]) -> Options:
+        """These options with the dtypes of gradients by name, where a function of a weight gives them."""
+        own = self.pipelining
+        own = own and dataclasses.replace(own, accumulation=own.accumulation.of_weights(weights))
+        return dataclasses.replace(self, accumulation=self.accumulation.of_weights(weights), pipelining=own)
+
+    def in_stages(self) -> Options:
+        """The options of the pipelined model."""
+        own = self.pipelining or Pipelining()
+        return dataclasses.replace(
+            self,
+            accumulation=own.accumulation,
+            shard_optimizer=own.shard_optimizer,
+            offload_optimizer=own.offload_optimizer,
+        )
+
     def with_optimizer(self, plan: OptimizerPlan) -> Options:
         """These options together with what the wrappers around an optimizer ask for."""
         accumulation = plan.accumulation or self.accumulation
         if plan.accumulation and self.accumulation.steps > 1 and plan.accumulation != self.accumulation:
             raise ValueError(
                 f"The model accumulates {self.accumulation} and its optimizer {plan.accumulation}. Set one of them: "
-                "`set_gradient_accumulation_options`, or the optimizer's wrapper."
+                "the options of the model, or the optimizer's wrapper."
             )
         return dataclasses.replace(
             self,
@@ -80,6 +100,7 @@ class Options:
     def to_json(self) -> str:
         """A text that `from_json` reads."""
         plain = dataclasses.asdict(dataclasses.replace(self, pipelining=None))
+        plain["accumulation"] = self.accumulation.to_dict()
         plain["pipelining"] = None if self.pipelining is None else self.pipelining.to_dict()
         return json.dumps(plain, default=lambda member: member.name, indent=1)
 
@@ -87,14 +108,11 @@ class Options:
     def from_json(cls, text: str) -> Options:
         """The inverse of `to_json`."""
         values = json.loads(text)
-        accumulation = values.pop("accumulation")
-        method = Reduction.parse(accumulation.pop("method"))
-        if isinstance(accumulation["dtype"], list):
-            accumulation["dtype"] = tuple(accumulation["dtype"])
+        accumulation = Accumulation.from_dict(values.pop("accumulation"))
         reduction = MetricReduction.parse(values.pop("metric_reduction"))
         stages, pipelining = values.pop("stages", None), values.pop("pipelining", None)
         return cls(
-            accumulation=Accumulation(method=method, **accumulation),
+            accumulation=accumulation,
             metric_reduction=reduction,
             stages=None if stages is None else tuple((name, stage) for name, stage in stages),
             pipelining=None if pipelining is None else Pipelining.from_dict(pipelining),

@@ -82,7 +82,8 @@ class Session:
     def effective_options(self) -> Options:
         """The model's options together with what its optimizer asks for."""
         optimizer = getattr(self.model, "optimizer", None)
-        return self.options if optimizer is None else self.options.with_optimizer(describe(optimizer))
+        options = self.options.in_stages() if self.pipelined else self.options
+        return options if optimizer is None else options.with_optimizer(describe(optimizer))
 
     def set_options(self, options: Options) -> None:
         """Change the options; what was compiled under others is dropped when it is next asked for."""

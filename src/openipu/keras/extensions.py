@@ -13,7 +13,7 @@ from typing import Any
 
 from openipu.config.notices import name_once
 from openipu.engine import run
-from openipu.engine.accumulate import Accumulation, Reduction, dtype_option
+from openipu.engine.accumulate import Accumulation, Reduction, check_divided, dtype_option
 from openipu.engine.classes import pickled, subclass_as
 from openipu.engine.held import variables_of
 from openipu.engine.options import MetricReduction, Options
@@ -79,6 +79,8 @@ class ModelExtension(PipeliningExtension):
     ) -> None:
         """Accumulate the gradients of several micro-batches before each update of the weights.
 
+        A pipelined model goes by `set_pipelining_options` instead.
+
         Args:
             gradient_accumulation_steps_per_replica: Micro-batches per update; None keeps what was set before.
             gradient_accumulation_reduction_method: "sum" (default: the learning rate acts on the sum of the gradients),
@@ -102,13 +104,13 @@ class ModelExtension(PipeliningExtension):
         old = self._ipu_session.options
         count = steps(gradient_accumulation_steps_per_replica, old.accumulation.steps)
         method = Reduction.parse(gradient_accumulation_reduction_method)
-        self._ipu_session.set_options(
-            dataclasses.replace(
-                old,
-                accumulation=Accumulation(count, method, dtype_option(extra.get("dtype"))),
-                shard_optimizer=yes_or_no(extra, "replicated_optimizer_state_sharding", False),
-                offload_optimizer=yes_or_no(extra, "offload_weight_update_variables", None),
-            )
+        shard = yes_or_no(extra, "replicated_optimizer_state_sharding", False)
+        offload = yes_or_no(extra, "offload_weight_update_variables", None)
+        check_divided(shard, offload)
+        self._set(
+            accumulation=Accumulation(count, method, dtype_option(extra.get("dtype"))),
+            shard_optimizer=shard,
+            offload_optimizer=offload,
         )
 
     def set_replication_options(self, replicated_metric_reduction_method: MetricReduction | str = "NONE") -> None:
@@ -145,8 +147,8 @@ class ModelExtension(PipeliningExtension):
     def save_assets(self, dir_path: str) -> None:
         """Write the options beside the weights. Plain Keras reads the rest of the file and leaves this alone."""
         options = self._ipu_session.options
-        accumulation = options.accumulation.of_weights(variables_of(self, "predict").trainable)
-        options = dataclasses.replace(options, stages=saved_stages(self, options.stages), accumulation=accumulation)
+        weights = variables_of(self, "predict").trainable
+        options = dataclasses.replace(options, stages=saved_stages(self, options.stages)).of_weights(weights)
         pathlib.Path(dir_path, OPTIONS_FILE).write_text(options.to_json())
 
     def load_assets(self, dir_path: str) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from openipu.config.notices import name_once
-from openipu.engine.accumulate import Accumulation, Reduction, dtype_option
+from openipu.engine.accumulate import Accumulation, Reduction, check_divided, dtype_option
 from openipu.engine.pipeline import assign, balance, split
+from openipu.engine.pipeline.arguments import check_stage_options
 from openipu.engine.pipeline.graph import Graph, Node
 from openipu.engine.pipeline.options import PipelineSchedule, Pipelining, RecomputationMode, schedule_of
 from openipu.engine.pipeline.own_call import note_inputs
@@ -126,27 +127,30 @@ class PipeliningExtension:
         _refuse(more)
         _check_more(more)
         old = self._ipu_session.options
-        count = steps(gradient_accumulation_steps_per_replica, old.accumulation.steps)
+        known = old.pipelining or Pipelining()
+        count = steps(gradient_accumulation_steps_per_replica, known.accumulation.steps)
         method, dtype = gradient_accumulation_reduction_method, gradient_accumulation_dtype
         flags = {
             "replicated_optimizer_state_sharding": replicated_optimizer_state_sharding,
             "offload_weight_update_variables": offload_weight_update_variables,
         }
         shard, offload = (yes_or_no(flags, name, None) for name in flags)
-        known = old.pipelining or Pipelining()
+        shard = known.shard_optimizer if shard is None else shard
+        offload = known.offload_optimizer if offload is None else offload
+        check_divided(shard, offload)
         self._set_ipu_options(
-            accumulation=Accumulation(
-                count,
-                old.accumulation.method if method is None else Reduction.parse(method),
-                old.accumulation.dtype if dtype is None else dtype_option(dtype),
-            ),
-            shard_optimizer=old.shard_optimizer if shard is None else shard,
-            offload_optimizer=old.offload_optimizer if offload is None else offload,
             pipelining=Pipelining(
                 known.schedule if pipeline_schedule is None else schedule_of(pipeline_schedule),
                 known.device_mapping if device_mapping is None else _mapping(device_mapping),
                 known.recomputation_mode if recomputation_mode is None else _mode(recomputation_mode),
                 _flag("accumulate_outfeed", accumulate_outfeed, known.accumulate_outfeed),
+                Accumulation(
+                    count,
+                    known.accumulation.method if method is None else Reduction.parse(method),
+                    known.accumulation.dtype if dtype is None else dtype_option(dtype, "gradient_accumulation_dtype"),
+                ),
+                shard,
+                offload,
             ),
         )
 
@@ -254,19 +258,9 @@ def _check_more(more: dict[str, Any]) -> None:
     for name, why in _OTHERS.items():
         if more.get(name) is not None:
             if name.endswith("poplar_options"):
-                _check_stage_options(name, more[name])
+                check_stage_options(name, more[name])
             asked[name] = why
     name_once(asked)
-
-
-def _check_stage_options(name: str, value: Any) -> None:
-    from openipu.ops.pipelining_ops import PipelineStageOptions
-
-    listed = not name.startswith("weight_update")
-    values = value if listed and isinstance(value, list | tuple) else [value]
-    if (listed and not isinstance(value, list | tuple)) or not all(isinstance(v, PipelineStageOptions) for v in values):
-        wanted = "a list of `PipelineStageOptions`, one per stage" if listed else "one `PipelineStageOptions`"
-        raise TypeError(f"`{name}` is {value!r}. Give {wanted}.")
 
 
 def _flag(name: str, value: Any, old: bool) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from openipu.engine.accumulate import Reduction
-from openipu.engine.pipeline.arguments import OPTIONS, arguments, count_of
+from openipu.engine.pipeline.arguments import OPTIONS, arguments, check_function, count_of
 from openipu.engine.pipeline.functions import Functions
 from openipu.engine.pipeline.operation import Request, runner
 from openipu.engine.pipeline.options import RecomputationMode
@@ -91,6 +91,7 @@ def pipeline(
     given = locals()
     if current() is not None:
         raise NotInProgram
+    check_function("optimizer_function", optimizer_function)
     training = optimizer_function is not None
     asked = arguments(training, **{option: given[option] for option in OPTIONS})
     repeats = count_of("repeat_count", repeat_count)

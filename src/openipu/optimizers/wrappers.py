@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from openipu.engine.accumulate import Accumulation, Reduction, dtype_option
+from openipu.engine.accumulate import Accumulation, Reduction, check_divided, dtype_option
 
 import jax.numpy as jnp
 import keras
@@ -87,6 +87,7 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
         self.replicated_optimizer_state_sharding = _flag(
             "replicated_optimizer_state_sharding", replicated_optimizer_state_sharding
         )
+        check_divided(self.replicated_optimizer_state_sharding, self.offload_weight_update_variables)
 
     def prepare(self, gradients: Sequence[Any], weights: Sequence[Any], scale: Any) -> list[Any]:
         """An error, unless there is nothing to accumulate: a single `apply` cannot wait for other micro-batches."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from openipu.config.notices import name_once
 from openipu.engine.accumulate import Reduction, dtype_option
-from openipu.engine.pipeline.arguments import OPTIONS, arguments
+from openipu.engine.pipeline.arguments import OPTIONS, arguments, check_function
 
 from .specs import ENGINE_MODE
 
@@ -57,8 +57,8 @@ class IPUPipelineEstimatorSpec:
     ) -> None:
         if mode not in ENGINE_MODE:
             raise ValueError(f"`mode` is {mode!r}. Give one of {', '.join(map(repr, ENGINE_MODE))} (ModeKeys).")
-        _check_function("optimizer_function", optimizer_function, mode == "train")
-        _check_function("eval_metrics_fn", eval_metrics_fn, mode == "eval")
+        check_function("optimizer_function", optimizer_function, mode == "train")
+        check_function("eval_metrics_fn", eval_metrics_fn, mode == "eval")
         _check_options(pipeline_op_kwargs)
         if loss_accumulator_dtype is not None:
             dtype_option(loss_accumulator_dtype)
@@ -74,13 +74,6 @@ class IPUPipelineEstimatorSpec:
             **{name: value for name, value in pipeline_op_kwargs.items() if name not in _ACCEPTED},
         )
         self.hooks = tuple({"train": training_hooks, "eval": evaluation_hooks, "infer": prediction_hooks}[mode] or ())
-
-
-def _check_function(name: str, value: Any, needed: bool) -> None:
-    if needed and value is None:
-        raise ValueError(f"`{name}` is not given, but this mode needs it. Give a function.")
-    if value is not None and not callable(value):
-        raise TypeError(f"`{name}` is a {type(value).__name__}. Give a function.")
 
 
 def _check_options(given: dict[str, Any]) -> None:

@@ -204,7 +204,7 @@ def discover_stages(model_fn: PipelineFn, batch: Tree, replicas: Replicas, seed:
                             "them on, and log them there or in `optimizer_function`."
                         )
                     if functions.optimizer_function is not None and stage == functions.last:
-                        output = functions.optimizer_function(*outputs)
+                        output = functions.optimized(outputs)
                         _check_loss(output.loss)
             if functions.optimizer_function is not None:
                 op = trace.minimize(output.opt, output.loss, var_list=output.variables)

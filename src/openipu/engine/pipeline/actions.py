@@ -234,6 +234,8 @@ def validate(table: Table) -> Table:
        the stage before, or, for a backward, the forward of the same stage and the backward of the stage after.
     5. Every micro-batch passes every stage, forwards and, in training, backwards.
     """
+    if not isinstance(table, Table):
+        raise TypeError(f"The `table` of a schedule returned a {type(table).__name__}. Return a `Table`.")
     when = {action: (tick, device) for tick, device, action in reversed(list(table.actions()))}
     done: set[Action] = set()
     for tick, column in enumerate(table.columns()):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openipu.config.notices import name_once
-from openipu.engine.accumulate import Accumulation, Reduction, dtype_option
+from openipu.engine.accumulate import Accumulation, Reduction, check_divided, dtype_option
 
 from .options import PipelineSchedule, Pipelining, RecomputationMode, schedule_of
 from .schedules import Schedule, check, check_devices
@@ -68,8 +68,12 @@ def arguments(
     **without_effect: Any,
 ) -> Arguments:
     """The checked form of the arguments that `pipelining_ops.pipeline` documents."""
-    name_once({option: WITHOUT_EFFECT[option] for option, value in without_effect.items() if value is not None})
     stages = _stages(computational_stages)
+    for option, value in without_effect.items():
+        if option.endswith("poplar_options") and value is not None:
+            check_stage_options(option, value, len(stages))
+    check_divided(replicated_optimizer_state_sharding, without_effect.get("offload_weight_update_variables"))
+    name_once({option: WITHOUT_EFFECT[option] for option, value in without_effect.items() if value is not None})
     count = count_of("gradient_accumulation_count", gradient_accumulation_count)
     _check_fixed(batch_serialization_iterations, continuous_weight_updates, recomputation_mode)
     schedule = schedule_of(PipelineSchedule.Grouped if pipeline_schedule is None else pipeline_schedule)
@@ -78,8 +82,9 @@ def arguments(
     multiple = overlap(len(stages), devices, training) if overlap else 1
     check(len(stages), count, devices, multiple, type(schedule).__name__)
     method = Reduction.parse(reduction_method) if training else Reduction.SUM
-    accumulation = Accumulation(count, method, dtype_option(gradient_accumulation_dtype))
-    marks_count = Pipelining(schedule, devices, recomputation_mode or RecomputationMode.Auto).marks_count
+    accumulation = Accumulation(count, method, dtype_option(gradient_accumulation_dtype, "gradient_accumulation_dtype"))
+    mode = recomputation_mode or RecomputationMode.Auto
+    marks_count = Pipelining(schedule, devices, mode).marks_count
     return Arguments(stages, accumulation, schedule, devices, bool(replicated_optimizer_state_sharding), marks_count)
 
 
@@ -92,7 +97,33 @@ def count_of(name: str, value: Any) -> int:
     return value
 
 
+def check_function(name: str, value: Any, needed: bool = False) -> None:
+    """Raise unless `value` is a function, or None where none is needed."""
+    if needed and value is None:
+        raise ValueError(f"`{name}` is not given, but this mode needs it. Give a function.")
+    if value is not None and not callable(value):
+        raise TypeError(f"`{name}` is a {type(value).__name__}. Give a function.")
+
+
+def check_stage_options(name: str, value: Any, stages: int | None = None) -> None:
+    """Raise unless these are options for each of the stages, or for the update of the weights."""
+    from openipu.ops.pipelining_ops import PipelineStageOptions  # late: it imports this
+
+    listed = not name.startswith("weight_update")
+    values = value if listed and isinstance(value, list | tuple) else [value]
+    if (listed and not isinstance(value, list | tuple)) or not all(isinstance(v, PipelineStageOptions) for v in values):
+        wanted = "a list of `PipelineStageOptions`, one per stage" if listed else "one `PipelineStageOptions`"
+        raise TypeError(f"`{name}` is {value!r}. Give {wanted}.")
+    if listed and stages is not None and len(values) != stages:
+        raise ValueError(f"`{name}` has {len(values)} elements for {stages} stages. Give one for each stage.")
+
+
 def _stages(value: Any) -> tuple[Callable[..., Any], ...]:
+    if isinstance(value, list | tuple) and any(isinstance(stage, list | tuple) for stage in value):
+        raise NotImplementedError(
+            "A stage of `computational_stages` is a list of functions that are to run side by side. A stage is one "
+            "function here: call them in it and return all of their outputs."
+        )
     if not isinstance(value, list | tuple) or not all(map(callable, value)):
         raise TypeError(f"`computational_stages` is {value!r}. Give a list of functions.")
     if len(value) < 2:

@@ -78,6 +78,19 @@ class Functions:
             return []
         return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
 
+    def optimized(self, outputs: Sequence[Any]) -> Any:
+        """The `OptimizerFunctionOutput` of the last stage's outputs."""
+        from openipu.ops.pipelining_ops import OptimizerFunctionOutput  # late: it imports this
+
+        assert self.optimizer_function is not None
+        result = self.optimizer_function(*outputs)
+        if not isinstance(result, OptimizerFunctionOutput):
+            raise TypeError(
+                f"`optimizer_function` returned a {type(result).__name__}. Return `OptimizerFunctionOutput(optimizer, "
+                "loss)`."
+            )
+        return result
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stage:
@@ -96,7 +109,7 @@ class _Stage:
             outputs = functions.call(self.number, received, around.batch)
             loss, metrics, data = None, around.metrics, functions.element(around.batch)[1]
             if self.number == functions.last and functions.optimizer_function is not None:
-                loss = jnp.asarray(functions.optimizer_function(*outputs).loss)
+                loss = jnp.asarray(functions.optimized(outputs).loss)
                 metrics = functions.metrics(metrics, loss, data)
             state = new_state()
         if self.number < functions.last:

@@ -145,7 +145,7 @@ def _probe(functions: Functions, number: int, scope: Scope, outputs: list[Any] |
         with scope:
             values = functions.call(number, received, element)
             if outputs is not None and functions.optimizer_function is not None:
-                outputs.append(functions.optimizer_function(*values))
+                outputs.append(functions.optimized(values))
         return jax.tree.map(jnp.asarray, values)
 
     return probe

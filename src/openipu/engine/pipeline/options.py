@@ -8,6 +8,8 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
+from openipu.engine.accumulate import Accumulation
+
 from .schedules import BUILT_IN, Grouped, Interleaved, Schedule, Sequential, by_name
 
 
@@ -39,7 +41,7 @@ class RecomputationMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pipelining:
-    """Options of a pipelined model. The number of micro-batches per update is in `Options.accumulation`."""
+    """Options of a pipelined model."""
 
     schedule: Schedule = dataclasses.field(default_factory=Grouped)
     device_mapping: tuple[int, ...] | None = None
@@ -47,6 +49,11 @@ class Pipelining:
     recomputation_mode: RecomputationMode = RecomputationMode.Auto
     accumulate_outfeed: bool = False
     """Whether one sum of the results of an update is given out instead of one result per micro-batch."""
+    accumulation: Accumulation = dataclasses.field(default_factory=Accumulation)
+    shard_optimizer: bool = False
+    """Each replica keeps and updates its share of the optimizer's state."""
+    offload_optimizer: bool | None = None
+    """Whether the optimizer's state is to live in host memory."""
 
     def __post_init__(self) -> None:
         mode = self.recomputation_mode
@@ -73,6 +80,9 @@ class Pipelining:
             "device_mapping": self.device_mapping,
             "recomputation_mode": self.recomputation_mode.name,
             "accumulate_outfeed": self.accumulate_outfeed,
+            "accumulation": self.accumulation.to_dict(),
+            "shard_optimizer": self.shard_optimizer,
+            "offload_optimizer": self.offload_optimizer,
         }
 
     @classmethod
@@ -84,6 +94,9 @@ class Pipelining:
             None if mapping is None else tuple(mapping),
             RecomputationMode[values["recomputation_mode"]],
             values["accumulate_outfeed"],
+            Accumulation.from_dict(values["accumulation"]),
+            values["shard_optimizer"],
+            values["offload_optimizer"],
         )
 
 
