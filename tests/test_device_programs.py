@@ -303,6 +303,12 @@ def test_results_of_loops(one):
     assert float(one.run(lambda: ipu.loops.repeat(5, lambda x: 2 * x, 1.0))) == 32
     a, b = one.run(lambda: ipu.loops.repeat(5, lambda x, n: (x * n, n + 1), [1.0, np.int32(1)]))
     assert (float(a), int(b)) == (120, 6)
+    plain = [jnp.float16(2), np.float32(2), np.uint8(2)]
+    assert [a.dtype.name for a in one.run(lambda: ipu.loops.repeat(2, lambda *_: (0.5, 1, 3), plain))] == [
+        "float16",
+        "float32",
+        "uint8",
+    ], "Python's numbers take the dtype of what went in"
     nothing = one.run(lambda: ipu.loops.repeat(2, lambda: None))
     assert jax.tree.leaves(nothing) == []
     tree = one.run(lambda: ipu.loops.repeat(3, lambda d: {"n": d["n"] + 1}, [{"n": np.int32(0)}]))
@@ -509,6 +515,9 @@ def test_errors_of_loops(one):
         run(2, lambda x: (None, x), [1.0])
     with pytest.raises(TypeError, match=r"returned int32\[\] for a value that went in as float32\[\]"):
         run(2, lambda x: x.astype("int32"), [1.0])
+    for first, body in ((1, lambda x: x + 0.5), (np.int32(1), lambda _: 0.7), (True, lambda _: 2)):
+        with pytest.raises(TypeError, match=r"returned \w+\[\] for a value that went in as (int32|bool)\[\]. Return"):
+            run(2, body, [first])
     with pytest.raises(TypeError, match=r"returned float32\[2\] for a value that went in as float32\[\]"):
         run(2, lambda x: jnp.stack([x, x]), [1.0])
     with pytest.raises(TypeError, match=r"returned 2 value\(s\), but `inputs` has 1"):
