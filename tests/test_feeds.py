@@ -15,6 +15,7 @@ from openipu.errors import FailedPreconditionError, InvalidArgumentError, NotFou
 from openipu.ipu_infeed_queue import IPUInfeedQueue, IPUIterator, IPUOwnedIterator
 from openipu.ipu_outfeed_queue import IPUOutfeedMode, IPUOutfeedQueue, ScopedIPUOutfeedQueue
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -86,6 +87,16 @@ def test_the_end_of_the_data_is_an_error_that_loses_nothing(copy):
     assert isinstance(infeed.initializer, program.Operation)
     outfeed.dequeue()
     assert copy(infeed, outfeed, 3).ravel().tolist() == [0, 1, 2]
+
+
+def test_the_end_of_the_data_on_replicas_leaves_no_failure_behind():
+    infeed, outfeed = feeds(lambda: numbers(6), 2)
+    with pytest.raises(OutOfRangeError, match="has taken 3 elements"):
+        copy_while(infeed, outfeed, 4, 2)
+    jax.effects_barrier()  # what JAX does at each new configuration and at the end of a process
+    assert isinstance(infeed.initializer, program.Operation)
+    outfeed.dequeue()
+    assert copy_while(infeed, outfeed, 2, 2).ravel().tolist() == [0, 1, 2, 3]
 
 
 def test_elements_left_at_the_end_can_still_be_taken():

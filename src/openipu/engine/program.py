@@ -196,6 +196,7 @@ class DeviceProgram:
             if needs.visits_host:
                 jax.block_until_ready((result, state, taken, visits))
         except jax.errors.JaxRuntimeError:
+            devices.settle(replicas.devices)
             for feed in needs.fetched:
                 if feed.error is not None:
                     raise feed.error from None
