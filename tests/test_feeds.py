@@ -263,6 +263,21 @@ def test_shapes_of_what_is_dequeued(replicas):
     assert everything.dequeue()["i"].shape[0] == 0
 
 
+def test_shapes_before_the_first_element():
+    with strategy(2).scope():
+        outfeed = IPUOutfeedQueue()
+
+    def program():
+        outfeed.enqueue(jnp.ones(3))
+        # Compiled but not launched yet, as another thread may find it.
+        shapes.append(outfeed.dequeue().shape if outfeed.enqueued else None)
+
+    shapes: list[Any] = []
+    strategy(2).run(program)
+    assert shapes[-1] == (0, 2, 3)
+    assert outfeed.dequeue().shape == (1, 2, 3)
+
+
 def test_replicas_enqueue_their_own_values():
     with strategy(4).scope():
         outfeed = IPUOutfeedQueue(buffer_depth=2)

@@ -131,11 +131,6 @@ class Buffer:
         self.interrupt: BaseException | None = None
         """What was raised in the program's thread while it handed something over, such as a KeyboardInterrupt."""
 
-    @property
-    def replicas(self) -> int:
-        """Replicas of the latest program."""
-        return len(self._coming)
-
     # --- the program's side
 
     def begin(self, replicas: int) -> None:
