@@ -290,6 +290,24 @@ def test_replicas_enqueue_their_own_values():
     np.testing.assert_array_equal(outfeed.dequeue(), np.arange(7)[:, None] * 10 + np.arange(4))
 
 
+@pytest.mark.parametrize("mode", IPUOutfeedMode)
+def test_replicas_that_enqueue_unequally_often_are_an_error(mode):
+    with strategy(2).scope():
+        outfeed, counter = IPUOutfeedQueue(mode), keras.Variable(0, dtype="int32")
+
+    def body(i):
+        counter.assign_add(1)
+        first = ipu.replication_ops.replication_index() == 0
+        ipu.loops.cond(first | (i == 3), lambda: outfeed.enqueue(i))
+        return i + 1
+
+    with pytest.raises(ValueError, match=r"different numbers .* \[5, 1\], by replica"):
+        strategy(2).run(lambda: ipu.loops.repeat(5, body, [0]))
+    assert int(counter.value) == 5, "the program did run"
+    strategy(2).run(lambda: ipu.loops.repeat(2, lambda i: (i + 1, outfeed.enqueue(i)), [7]))
+    assert outfeed.dequeue()[-1].tolist() == ([8, 8] if mode is IPUOutfeedMode.ALL else 8)
+
+
 def test_enqueue_inside_a_loss():
     weight, optimizer = keras.Variable(2.0), keras.optimizers.SGD(0.25)
     with strategy(1).scope():
@@ -421,27 +439,29 @@ def test_waiting_for_completion_from_another_thread():
     assert got[0].tolist() == list(range(2000))
 
 
-def test_the_latest_element_while_the_program_runs():
-    with strategy(1).scope():
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_latest_element_while_the_program_runs(replicas):
+    with strategy(replicas).scope():
         outfeed = IPUOutfeedQueue(IPUOutfeedMode.LAST)
-    seen: list[int] = []
+    seen: list[list[int]] = []
     ended = threading.Event()
 
     def read() -> None:
         while not ended.is_set():
             latest = outfeed._buffer.latest()
             if latest is not None:
-                seen.append(int(outfeed.dequeue()[0]))
+                seen.append(np.ravel(outfeed.dequeue()[0]).tolist())
             time.sleep(0.001)
 
     reader = threading.Thread(target=read)
     reader.start()
-    counting(outfeed, 200_000, 1)
+    counting(outfeed, 200_000, 1, replicas)
     ended.set()
     reader.join()
     assert seen == sorted(seen)
-    assert len(set(seen)) > 2, "it moved while the program ran"
-    assert int(outfeed.dequeue()[0]) == 199_999
+    assert all(len(set(step)) == 1 for step in seen), "all replicas are at the same step"
+    assert len({step[0] for step in seen}) > 2, "it moved while the program ran"
+    assert np.ravel(outfeed.dequeue()[0]).tolist() == [199_999] * replicas
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

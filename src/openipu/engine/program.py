@@ -211,6 +211,7 @@ class DeviceProgram:
         for feed in feeds:
             if feed.interrupt is not None:
                 raise feed.interrupt
+            feed.check()
         return jax.tree.map(lambda a: a if replicas.count == 1 else a.addressable_data(0), result)
 
     def _values(self, needs: Needs) -> tuple[list[Any], list[Any]]:
