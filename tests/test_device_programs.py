@@ -480,6 +480,13 @@ class EstimatorSpec:
 def test_errors_of_run(one):
     with pytest.raises(TypeError, match=r"shape \(2,\) has dtype float64"):
         one.run(lambda x: x, (np.ones(2),))
+    with pytest.raises(TypeError, match=r"made of 3, which cannot be called. Give a function"):
+        one.run(3)
+    for given in (jnp.ones(2), np.ones(2, np.float32), None, 1.0):
+        with pytest.raises(TypeError, match=r"Give them as a tuple or list, a single one as `\(x,\)`"):
+            one.run(lambda *_: 0, given)
+    with pytest.raises(TypeError, match="`kwargs` is of type list"):
+        one.run(lambda: 0, kwargs=[1])
     with pytest.raises(RuntimeError, match="old name of `run`"):
         one.experimental_run_v2(lambda: 0)
     with pytest.raises(ValueError, match="`options`"):

@@ -506,6 +506,31 @@ def test_a_dataset_without_shapes_is_refused():
         IPUInfeedQueue(tf.data.Dataset.range(10).batch(3))
 
 
+def test_text_and_objects_are_refused():
+    tf = pytest.importorskip("tensorflow")
+    for element in ("text", b"text", np.array(["a", "b"]), {"x": np.float32(1), "name": "text"}, object()):
+        with pytest.raises(ValueError, match=r"have dtype (str|bytes|object)\w*, but devices compute with numbers"):
+            IPUInfeedQueue([element] * 4)
+    with pytest.raises(ValueError, match=r"have dtype object.*TextVectorization"):
+        IPUInfeedQueue(tf.data.Dataset.from_tensors("text"))
+
+
+def test_feeds_in_a_stage_are_refused():
+    infeed, outfeed = feeds([np.ones(2, np.float32)] * 4)
+    iterator = IPUIterator([np.float32(1)] * 4)
+
+    def run(first: Any) -> None:
+        ipu.pipelining_ops.pipeline([first, lambda x: x], gradient_accumulation_count=4, infeed_queue=infeed,
+                                    outfeed_queue=IPUOutfeedQueue(), device_mapping=[0, 0])  # fmt: skip
+
+    with pytest.raises(RuntimeError, match=r"stage of a pipeline.*`outfeed_queue=`.*from the last stage"):
+        strategy(1).run(run, (lambda x: (outfeed.enqueue(x), x)[1],))
+    with pytest.raises(RuntimeError, match=r"stage of a pipeline.*`infeed_queue=`"):
+        strategy(1).run(run, (lambda x: x + next(iterator),))
+    with pytest.raises(RuntimeError, match="outside of a device program"):
+        outfeed.enqueue(1.0)
+
+
 def test_errors_of_iterators():
     with pytest.raises(ValueError, match="either a `dataset`, or both"):
         IPUIterator()
