@@ -303,6 +303,12 @@ def test_results_of_loops(one):
     assert float(one.run(lambda: ipu.loops.repeat(5, lambda x: 2 * x, 1.0))) == 32
     a, b = one.run(lambda: ipu.loops.repeat(5, lambda x, n: (x * n, n + 1), [1.0, np.int32(1)]))
     assert (float(a), int(b)) == (120, 6)
+    plain = [jnp.float16(2), np.float32(2), np.uint8(2)]
+    assert [a.dtype.name for a in one.run(lambda: ipu.loops.repeat(2, lambda *_: (0.5, 1, 3), plain))] == [
+        "float16",
+        "float32",
+        "uint8",
+    ], "Python's numbers take the dtype of what went in"
     nothing = one.run(lambda: ipu.loops.repeat(2, lambda: None))
     assert jax.tree.leaves(nothing) == []
     tree = one.run(lambda: ipu.loops.repeat(3, lambda d: {"n": d["n"] + 1}, [{"n": np.int32(0)}]))
@@ -474,6 +480,13 @@ class EstimatorSpec:
 def test_errors_of_run(one):
     with pytest.raises(TypeError, match=r"shape \(2,\) has dtype float64"):
         one.run(lambda x: x, (np.ones(2),))
+    with pytest.raises(TypeError, match=r"made of 3, which cannot be called. Give a function"):
+        one.run(3)
+    for given in (jnp.ones(2), np.ones(2, np.float32), None, 1.0):
+        with pytest.raises(TypeError, match=r"Give them as a tuple or list, a single one as `\(x,\)`"):
+            one.run(lambda *_: 0, given)
+    with pytest.raises(TypeError, match="`kwargs` is of type list"):
+        one.run(lambda: 0, kwargs=[1])
     with pytest.raises(RuntimeError, match="old name of `run`"):
         one.experimental_run_v2(lambda: 0)
     with pytest.raises(ValueError, match="`options`"):
@@ -509,6 +522,9 @@ def test_errors_of_loops(one):
         run(2, lambda x: (None, x), [1.0])
     with pytest.raises(TypeError, match=r"returned int32\[\] for a value that went in as float32\[\]"):
         run(2, lambda x: x.astype("int32"), [1.0])
+    for first, body in ((1, lambda x: x + 0.5), (np.int32(1), lambda _: 0.7), (True, lambda _: 2)):
+        with pytest.raises(TypeError, match=r"returned \w+\[\] for a value that went in as (int32|bool)\[\]. Return"):
+            run(2, body, [first])
     with pytest.raises(TypeError, match=r"returned float32\[2\] for a value that went in as float32\[\]"):
         run(2, lambda x: jnp.stack([x, x]), [1.0])
     with pytest.raises(TypeError, match=r"returned 2 value\(s\), but `inputs` has 1"):

@@ -15,6 +15,7 @@ from openipu.errors import FailedPreconditionError, InvalidArgumentError, NotFou
 from openipu.ipu_infeed_queue import IPUInfeedQueue, IPUIterator, IPUOwnedIterator
 from openipu.ipu_outfeed_queue import IPUOutfeedMode, IPUOutfeedQueue, ScopedIPUOutfeedQueue
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -86,6 +87,16 @@ def test_the_end_of_the_data_is_an_error_that_loses_nothing(copy):
     assert isinstance(infeed.initializer, program.Operation)
     outfeed.dequeue()
     assert copy(infeed, outfeed, 3).ravel().tolist() == [0, 1, 2]
+
+
+def test_the_end_of_the_data_on_replicas_leaves_no_failure_behind():
+    infeed, outfeed = feeds(lambda: numbers(6), 2)
+    with pytest.raises(OutOfRangeError, match="has taken 3 elements"):
+        copy_while(infeed, outfeed, 4, 2)
+    jax.effects_barrier()  # what JAX does at each new configuration and at the end of a process
+    assert isinstance(infeed.initializer, program.Operation)
+    outfeed.dequeue()
+    assert copy_while(infeed, outfeed, 2, 2).ravel().tolist() == [0, 1, 2, 3]
 
 
 def test_elements_left_at_the_end_can_still_be_taken():
@@ -252,6 +263,21 @@ def test_shapes_of_what_is_dequeued(replicas):
     assert everything.dequeue()["i"].shape[0] == 0
 
 
+def test_shapes_before_the_first_element():
+    with strategy(2).scope():
+        outfeed = IPUOutfeedQueue()
+
+    def program():
+        outfeed.enqueue(jnp.ones(3))
+        # Compiled but not launched yet, as another thread may find it.
+        shapes.append(outfeed.dequeue().shape if outfeed.enqueued else None)
+
+    shapes: list[Any] = []
+    strategy(2).run(program)
+    assert shapes[-1] == (0, 2, 3)
+    assert outfeed.dequeue().shape == (1, 2, 3)
+
+
 def test_replicas_enqueue_their_own_values():
     with strategy(4).scope():
         outfeed = IPUOutfeedQueue(buffer_depth=2)
@@ -262,6 +288,24 @@ def test_replicas_enqueue_their_own_values():
 
     strategy(4).run(lambda: ipu.loops.repeat(7, body, [0]))
     np.testing.assert_array_equal(outfeed.dequeue(), np.arange(7)[:, None] * 10 + np.arange(4))
+
+
+@pytest.mark.parametrize("mode", IPUOutfeedMode)
+def test_replicas_that_enqueue_unequally_often_are_an_error(mode):
+    with strategy(2).scope():
+        outfeed, counter = IPUOutfeedQueue(mode), keras.Variable(0, dtype="int32")
+
+    def body(i):
+        counter.assign_add(1)
+        first = ipu.replication_ops.replication_index() == 0
+        ipu.loops.cond(first | (i == 3), lambda: outfeed.enqueue(i))
+        return i + 1
+
+    with pytest.raises(ValueError, match=r"different numbers .* \[5, 1\], by replica"):
+        strategy(2).run(lambda: ipu.loops.repeat(5, body, [0]))
+    assert int(counter.value) == 5, "the program did run"
+    strategy(2).run(lambda: ipu.loops.repeat(2, lambda i: (i + 1, outfeed.enqueue(i)), [7]))
+    assert outfeed.dequeue()[-1].tolist() == ([8, 8] if mode is IPUOutfeedMode.ALL else 8)
 
 
 def test_enqueue_inside_a_loss():
@@ -395,27 +439,29 @@ def test_waiting_for_completion_from_another_thread():
     assert got[0].tolist() == list(range(2000))
 
 
-def test_the_latest_element_while_the_program_runs():
-    with strategy(1).scope():
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_latest_element_while_the_program_runs(replicas):
+    with strategy(replicas).scope():
         outfeed = IPUOutfeedQueue(IPUOutfeedMode.LAST)
-    seen: list[int] = []
+    seen: list[list[int]] = []
     ended = threading.Event()
 
     def read() -> None:
         while not ended.is_set():
             latest = outfeed._buffer.latest()
             if latest is not None:
-                seen.append(int(outfeed.dequeue()[0]))
+                seen.append(np.ravel(outfeed.dequeue()[0]).tolist())
             time.sleep(0.001)
 
     reader = threading.Thread(target=read)
     reader.start()
-    counting(outfeed, 200_000, 1)
+    counting(outfeed, 200_000, 1, replicas)
     ended.set()
     reader.join()
     assert seen == sorted(seen)
-    assert len(set(seen)) > 2, "it moved while the program ran"
-    assert int(outfeed.dequeue()[0]) == 199_999
+    assert all(len(set(step)) == 1 for step in seen), "all replicas are at the same step"
+    assert len({step[0] for step in seen}) > 2, "it moved while the program ran"
+    assert np.ravel(outfeed.dequeue()[0]).tolist() == [199_999] * replicas
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -458,6 +504,31 @@ def test_a_dataset_without_shapes_is_refused():
     tf = pytest.importorskip("tensorflow")
     with pytest.raises(ValueError, match=r"not fully defined.*drop_remainder=True"):
         IPUInfeedQueue(tf.data.Dataset.range(10).batch(3))
+
+
+def test_text_and_objects_are_refused():
+    tf = pytest.importorskip("tensorflow")
+    for element in ("text", b"text", np.array(["a", "b"]), {"x": np.float32(1), "name": "text"}, object()):
+        with pytest.raises(ValueError, match=r"have dtype (str|bytes|object)\w*, but devices compute with numbers"):
+            IPUInfeedQueue([element] * 4)
+    with pytest.raises(ValueError, match=r"have dtype object.*TextVectorization"):
+        IPUInfeedQueue(tf.data.Dataset.from_tensors("text"))
+
+
+def test_feeds_in_a_stage_are_refused():
+    infeed, outfeed = feeds([np.ones(2, np.float32)] * 4)
+    iterator = IPUIterator([np.float32(1)] * 4)
+
+    def run(first: Any) -> None:
+        ipu.pipelining_ops.pipeline([first, lambda x: x], gradient_accumulation_count=4, infeed_queue=infeed,
+                                    outfeed_queue=IPUOutfeedQueue(), device_mapping=[0, 0])  # fmt: skip
+
+    with pytest.raises(RuntimeError, match=r"stage of a pipeline.*`outfeed_queue=`.*from the last stage"):
+        strategy(1).run(run, (lambda x: (outfeed.enqueue(x), x)[1],))
+    with pytest.raises(RuntimeError, match=r"stage of a pipeline.*`infeed_queue=`"):
+        strategy(1).run(run, (lambda x: x + next(iterator),))
+    with pytest.raises(RuntimeError, match="outside of a device program"):
+        outfeed.enqueue(1.0)
 
 
 def test_errors_of_iterators():

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from openipu.engine.program import Operation, device_program
+from openipu.engine.program import Operation, check_call, device_program
 from openipu.engine.trace import current
 from openipu.engine.where import current_ordinal
 
@@ -21,12 +21,14 @@ def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
 
     Args:
         computation: A function of JAX or `keras.ops` operations. It returns values, then perhaps operations.
-        inputs: Its arguments.
+        inputs: Its arguments, as a tuple or list.
 
     Returns:
         A tuple of its values; an operation when there are none.
     """
-    return run_here(_computation, (computation, *([] if inputs is None else inputs)))
+    inputs = () if inputs is None else inputs
+    check_call(computation, inputs, None)
+    return run_here(_computation, (computation, *inputs))
 
 
 def run_here(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:

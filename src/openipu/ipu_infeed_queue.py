@@ -9,7 +9,7 @@ from openipu.engine import devices
 from openipu.engine.elements import Elements
 from openipu.engine.infeed import Source
 from openipu.engine.program import Operation
-from openipu.engine.trace import Trace, current
+from openipu.engine.trace import Trace, current, in_stage
 from openipu.engine.where import feed_ordinal
 from openipu.errors import NotFoundError
 
@@ -167,6 +167,12 @@ def checked_depth(value: Any) -> int:
 def check_use(ordinal: int, kind: str) -> Trace:
     """What is being traced; an error outside of programs, and in programs of another system."""
     trace = current()
+    if trace is None and in_stage():
+        remedy = {
+            "infeed": "Give `infeed_queue=` to the pipeline; the first stage gets its elements as arguments.",
+            "outfeed": "Give `outfeed_queue=` to the pipeline, and return the value from the last stage.",
+        }
+        raise RuntimeError(f"An {kind} was used in a stage of a pipeline, where it cannot take part. {remedy[kind]}")
     if trace is None:
         raise RuntimeError(
             f"An {kind} was used outside of a device program. Use it in a function that is given to "

@@ -69,6 +69,7 @@ class IPUOutfeedQueue:
             name_once({"optimise_latency of outfeed queues": "elements reach the host within a fiftieth of a second"})
         self._buffer = Buffer(checked_buffer_depth(buffer_depth), only_last=mode is IPUOutfeedMode.LAST)
         self._spec: Any = None
+        self._replicas = 1
         self._maker = threading.get_ident()
 
     # --- in the program
@@ -81,7 +82,7 @@ class IPUOutfeedQueue:
         if not trace.discovering:
             waiting = self._buffer.outlet.put(trace.scope.cell(self._buffer), value, trace.replicas.index())
             trace.scope.set_cell(self._buffer, waiting)
-            self._spec = spec
+            self._describe(spec, trace.replicas.count)
             return Operation()
         if id(self._buffer) in trace.outfeeds:
             raise ValueError(
@@ -100,13 +101,17 @@ class IPUOutfeedQueue:
     def extend(self, rows: Any) -> None:
         """Take over what a program that has ended gives: arrays of (element, replica, ...)."""
         leaves = jax.tree.leaves(rows)
-        self._spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), rows)
         count, replicas = leaves[0].shape[:2]
+        self._describe(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), rows), replicas)
         self._buffer.begin(replicas)
         for element in range(count):
             for replica in range(replicas):
                 self._buffer.add(replica, [leaf[element, replica] for leaf in leaves])
         self._buffer.end()
+
+    def _describe(self, spec: Any, replicas: int) -> None:
+        # In this order: once there is a description, other threads use both.
+        self._replicas, self._spec = replicas, spec
 
     @property
     def enqueued(self) -> bool:
@@ -163,8 +168,7 @@ class IPUOutfeedQueue:
     def _all(self, elements: list[list[list[np.ndarray]]]) -> Any:
         if elements:
             return jax.tree.map(lambda *rows: np.stack(rows), *map(self._one, elements))
-        count = self._buffer.replicas
-        front = (0,) if count == 1 else (0, count)
+        front = (0,) if self._replicas == 1 else (0, self._replicas)
         return jax.tree.map(lambda a: np.zeros((*front, *a.shape), a.dtype), self._spec)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from openipu.engine import devices
 from openipu.engine.classes import extend_new_models
-from openipu.engine.program import device_program
+from openipu.engine.program import check_call, device_program
 from openipu.engine.session import Session
 from openipu.engine.trace import current
 from openipu.engine.where import on, ordinal_of
@@ -89,12 +89,13 @@ class IPUStrategyV1:
 
         Args:
             fn: A function of JAX or `keras.ops` operations. Make layers, models and optimizers outside of it.
-            args: Its positional arguments.
+            args: Its positional arguments, as a tuple or list.
             kwargs: Its keyword arguments.
             options: Must be None.
         """
         if options is not None:
             raise ValueError("`options` of `run` are not known here. Leave them out.")
+        check_call(fn, args, kwargs)
         if current() is not None:
             return fn(*args, **(kwargs or {}))
         with on(self._ordinal):

@@ -205,13 +205,20 @@ def _checked(result: Any, first: list[Any]) -> list[Any]:
 
 def _same_kind(old: Any, new: Any) -> Any:
     new = jnp.asarray(new.value if isinstance(new, keras.Variable) else new)
-    weak = isinstance(new, jax.Array) and new.weak_type
-    if new.shape != old.shape or (new.dtype != old.dtype and not weak):
+    if new.shape != old.shape or not _fits(old, new):
         raise TypeError(
-            f"A loop's body returned {new.dtype}{list(new.shape)} for a value that went in as {old.dtype}"
-            f"{list(old.shape)}. Return the same shape and dtype."
+            f"A loop's body or a branch returned {new.dtype}{list(new.shape)} for a value that went in as {old.dtype}"
+            f"{list(old.shape)}. Return the same shape and dtype, or begin with such a value (1.0, not 1)."
         )
     return jax.lax.convert_element_type(new, old.dtype)
+
+
+def _fits(old: Any, new: Any) -> bool:
+    """Whether `new` has the dtype of `old`, or is of Python's numbers and loses nothing of its kind there."""
+    if not (isinstance(new, jax.Array) and new.weak_type):
+        return bool(new.dtype == old.dtype)
+    with jax.numpy_dtype_promotion("standard"):  # a float into an integer is our error to raise
+        return bool(jnp.result_type(old, new) == old.dtype)
 
 
 def _result(values: list[Any]) -> Any:

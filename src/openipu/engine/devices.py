@@ -44,6 +44,7 @@ from openipu.engine import cache
 
 import jax
 import jax.extend.backend
+from jax.experimental import io_callback
 
 MAX_VIRTUAL_DEVICES: Final = 1024
 
@@ -126,8 +127,24 @@ def _unconfigured() -> Settings:
     return freeze(IPUConfig())
 
 
+def settle(devices: Sequence[jax.Device]) -> None:
+    """Wait for the calls into Python of programs that this thread has run. One that failed is forgotten.
+
+    It has been raised where the program ran. JAX keeps it besides, in the token of each device, and would raise it at
+    each wait for all effects: at a new configuration and when the process ends. A later program with a call replaces
+    the token.
+    """
+    try:
+        _jax.effects_barrier()
+    except (RuntimeError, ExceptionGroup):
+        for device in devices:
+            _jax.jit(lambda x: io_callback(lambda _: None, None, x))(_jax.device_put(0, device))
+        _jax.effects_barrier()
+
+
 def _finish() -> None:
     """Wait for running programs."""
+    settle([device for system in _systems or () for device in system.devices])
     for platform in {system.platform for system in _systems or ()}:
         for array in _jax.live_arrays(platform):
             # A program that failed has said so to whoever ran it.

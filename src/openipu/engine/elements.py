@@ -11,6 +11,7 @@ from typing import Any
 from openipu.errors import InvalidArgumentError
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .feed import _as_arrays
@@ -35,7 +36,18 @@ def opener(dataset: Any) -> Callable[[], Iterator[Tree]]:
 
 def normal(element: Tree) -> Tree:
     """An element as arrays of the dtypes that devices use."""
-    return narrowed(_as_arrays(element))
+    arrays = _as_arrays(element)
+    for array in jax.tree.leaves(arrays):
+        _check_numbers(array.dtype)
+    return narrowed(arrays)
+
+
+def _check_numbers(dtype: Any) -> None:
+    if not (jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)):
+        raise ValueError(
+            f"The dataset's elements have dtype {np.dtype(dtype).name}, but devices compute with numbers. Turn text or "
+            "objects into numbers in the dataset, for example by a `keras.layers.TextVectorization` in its `map`."
+        )
 
 
 def describe(dataset: Any, open_: Callable[[], Iterator[Tree]]) -> tuple[Tree, Iterator[Tree] | None]:
@@ -63,7 +75,9 @@ def _from_tensor_spec(spec: Any) -> jax.ShapeDtypeStruct:
             f"The dataset's elements have shape {shape}, which is not fully defined. Give all of them the same shape: "
             "`batch(size, drop_remainder=True)`, or `padded_batch`."
         )
-    return jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(spec.dtype.as_numpy_dtype))
+    dtype = spec.dtype.as_numpy_dtype
+    _check_numbers(dtype)
+    return jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(dtype))
 
 
 def _checked(spec: Tree) -> Tree:

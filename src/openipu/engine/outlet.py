@@ -9,7 +9,9 @@ wants the next one: as many as come in `INTERVAL`, at most as many as there is r
 element at once, fast ones fifty times a second.
 
 [Note: order] A visit gives a value (that number) which the next visit needs, so the visits of one replica happen in the
-order of the program whatever XLA reorders. On the host the n-th elements of all replicas make one element.
+order of the program whatever XLA reorders. On the host the n-th elements of all replicas make one element, so replicas
+have to enqueue equally often. The answer to the n-th visit is the same for all replicas: where only the latest element
+leaves, what their n-th visits bring is of the same step.
 """
 
 from __future__ import annotations
@@ -121,7 +123,9 @@ class Buffer:
         self._depth, self._only_last = depth, only_last
         self._changed = threading.Condition()
         self._coming: list[deque[list[np.ndarray]]] = [deque()]
-        self._paces: list[Pace] = []
+        self._pace = Pace(depth)
+        self._answers: list[deque[int]] = []
+        self._counts: list[int] = []
         self._ready: deque[list[list[np.ndarray]]] = deque()
         self._launcher: threading.Thread | None = None
         self._reader: threading.Thread | None = None
@@ -131,11 +135,6 @@ class Buffer:
         self.interrupt: BaseException | None = None
         """What was raised in the program's thread while it handed something over, such as a KeyboardInterrupt."""
 
-    @property
-    def replicas(self) -> int:
-        """Replicas of the latest program."""
-        return len(self._coming)
-
     # --- the program's side
 
     def begin(self, replicas: int) -> None:
@@ -144,7 +143,8 @@ class Buffer:
             while self._running:
                 self._changed.wait()
             self._coming = [deque() for _ in range(replicas)]
-            self._paces = [Pace(1 << 30 if self._only_last else self._depth) for _ in range(replicas)]
+            self._pace = Pace(1 << 30 if self._only_last else self._depth)
+            self._answers, self._counts = [deque() for _ in range(replicas)], [0] * replicas
             self._launcher, self._reader = threading.current_thread(), None
             self.interrupt = None
             self._running += 1
@@ -155,6 +155,16 @@ class Buffer:
             self._running -= 1
             self._changed.notify_all()
 
+    def check(self) -> None:
+        """Raise an error where the replicas of the program that has ended did not enqueue equally often."""
+        if len(set(self._counts)) > 1:
+            raise ValueError(
+                f"Replicas enqueued different numbers of elements in an outfeed queue: {self._counts}, by replica. The "
+                f"n-th elements of all replicas make one element, so {min(self._counts)} could be dequeued and the "
+                "others are lost. Let all replicas enqueue equally often: always, or under a condition that is the "
+                "same on all of them (see `ipu.cross_replica_ops`)."
+            )
+
     def _receive(self, replica: int, count: int, rows: list[np.ndarray]) -> int:
         """Take elements over; waits while there are `depth` and somebody reads them."""
         try:
@@ -162,7 +172,18 @@ class Buffer:
                 self.add(replica, [a[i] for a in rows])
         except BaseException as error:  # an error here would end the program and with it the state it holds
             self.interrupt = error
-        return self._paces[replica].next(count)
+        return self._answer(replica, count)
+
+    def _answer(self, replica: int, count: int) -> int:
+        """See [Note: order]."""
+        with self._changed:
+            self._counts[replica] += count
+            mine = self._answers[replica]
+            if not mine:  # the first replica to make this visit
+                answer = self._pace.next(count)
+                for answers in self._answers:
+                    answers.append(answer)
+            return mine.popleft()
 
     def add(self, replica: int, element: list[np.ndarray]) -> None:
         """Take one element of a replica over."""

@@ -196,6 +196,7 @@ class DeviceProgram:
             if needs.visits_host:
                 jax.block_until_ready((result, state, taken, visits))
         except jax.errors.JaxRuntimeError:
+            devices.settle(replicas.devices)
             for feed in needs.fetched:
                 if feed.error is not None:
                     raise feed.error from None
@@ -210,6 +211,7 @@ class DeviceProgram:
         for feed in feeds:
             if feed.interrupt is not None:
                 raise feed.interrupt
+            feed.check()
         return jax.tree.map(lambda a: a if replicas.count == 1 else a.addressable_data(0), result)
 
     def _values(self, needs: Needs) -> tuple[list[Any], list[Any]]:
@@ -337,6 +339,19 @@ def _unknown(variable: Any) -> Any:
 _tracing = threading.RLock()
 """Tracing changes classes of Keras for as long as it takes, so one thread does it at a time."""
 _programs: Recent[DeviceProgram] = Recent(KEPT)
+
+
+def check_call(fn: Any, args: Any, kwargs: Any) -> None:
+    """Raise an error where `fn(*args, **kwargs)` is not what was meant."""
+    if not callable(fn):
+        raise TypeError(f"A program is to be made of {fn!r}, which cannot be called. Give a function.")
+    if not isinstance(args, tuple | list):
+        raise TypeError(
+            f"The arguments of a program are of type {type(args).__name__}. Give them as a tuple or list, a single one "
+            "as `(x,)`."
+        )
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise TypeError(f"`kwargs` is of type {type(kwargs).__name__}. Give a dict, or None.")
 
 
 def device_program(fn: Callable[..., Any], ordinal: int) -> DeviceProgram:

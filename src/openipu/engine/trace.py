@@ -215,6 +215,21 @@ class Trace:
         return list(carry)
 
 
+@contextlib.contextmanager
+def stage_of_pipeline() -> Iterator[None]:
+    """Until the block ends, a stage of a pipeline is traced in this thread, where feeds cannot be used."""
+    before, _active.stage = in_stage(), True
+    try:
+        yield
+    finally:
+        _active.stage = before
+
+
+def in_stage() -> bool:
+    """Whether a stage of a pipeline is being traced in this thread."""
+    return getattr(_active, "stage", False)
+
+
 def current() -> Trace | None:
     """What is being traced in this thread, if anything is."""
     return getattr(_active, "trace", None)

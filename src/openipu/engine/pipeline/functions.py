@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from openipu.engine.execution import rows_of
 from openipu.engine.place import Place
 from openipu.engine.state import Step
+from openipu.engine.trace import stage_of_pipeline
 
 import jax
 import jax.numpy as jnp
@@ -67,13 +68,14 @@ class Functions:
 
     def call(self, stage: int, received: Any, element: Tree) -> list[Any]:
         """A stage's outputs as a list."""
-        if stage:
-            outputs = self.stages[stage](*received)
-        else:
-            inputs, data = self.element(element)
-            named = data if isinstance(data, dict) else {}
-            positional = () if named else data if isinstance(data, tuple | list) else (data,)
-            outputs = self.stages[0](*inputs, *positional, **named)
+        with stage_of_pipeline():
+            if stage:
+                outputs = self.stages[stage](*received)
+            else:
+                inputs, data = self.element(element)
+                named = data if isinstance(data, dict) else {}
+                positional = () if named else data if isinstance(data, tuple | list) else (data,)
+                outputs = self.stages[0](*inputs, *positional, **named)
         if outputs is None:
             return []
         return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
