@@ -459,6 +459,35 @@ def test_reports(tmp_path):
     assert (tmp_path / "eval_report.txt").exists()
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_metrics_that_make_their_variables_when_they_see_data(tmp_path, replicas):
+    """The spec carries them in training, too; the last batch is smaller."""
+    kinds = {
+        "f1": keras.metrics.F1Score,
+        "r2": keras.metrics.R2Score,
+        "auc": lambda: keras.metrics.AUC(num_thresholds=20, multi_label=True),
+    }
+
+    def fn(features, labels, mode):
+        logits = keras.layers.Dense(3)(features)
+        if mode == ModeKeys.PREDICT:
+            return EstimatorSpec(mode, predictions=logits)
+        loss = cross_entropy(labels, logits)
+        optimizer = ipu.optimizers.CrossReplicaOptimizer(keras.optimizers.SGD(0.1))
+        seen = keras.ops.one_hot(labels, 3), keras.ops.softmax(logits)
+        metrics = {name: (make(), *seen) for name, make in kinds.items()}
+        train_op = optimizer.minimize(loss) if mode == ModeKeys.TRAIN else None
+        return EstimatorSpec(mode, loss=loss, train_op=train_op, eval_metric_ops=metrics)
+
+    one = IPUEstimator(fn, tmp_path, run_config(replicas)).train(looped(), steps=4)
+    logs = one.evaluate(once(rows=90))
+    scores = keras.ops.softmax(np.stack(list(one.predict(once(rows=90)))))
+    for name, make in kinds.items():
+        metric = make()
+        metric.update_state(keras.ops.one_hot(Y[:90], 3), scores)
+        np.testing.assert_allclose(logs[name], metric.result(), atol=1e-5, err_msg=name)
+
+
 # --- programs and state ----------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from .outbox import Mean, Outbox
 from .specs import ENGINE_MODE, IPUEstimatorSpec, train_op_of
-from .trace import Plan, Trace, WholePlan, metrics_of, update_metrics
+from .trace import Plan, Trace, WholePlan, metrics_of
 
 Tree = Any
 Forward = Callable[[State, Tree], tuple[Any, State, Any]]
@@ -155,7 +155,6 @@ def _eval_step(plan: WholePlan, place: Place) -> tuple[Step, Callable[[], list[A
 
     def micro(state: State, batch: Tree) -> tuple[State, list[Any], Any]:
         def results(spec: IPUEstimatorSpec, trace: Trace) -> Any:
-            update_metrics(spec, trace)
             values = [spec.loss, *((spec.eval_metric_ops or {})[name] for name in scalars)]
             return values, plan.after(trace, "metrics", state)[:count]
 
