@@ -28,6 +28,7 @@ from .outbox import steps_first
 from .saved import Saved
 from .specs import IPUEstimatorSpec
 from .steps import Program
+from .trace import OtherVariables
 from .watch import Progress, RunFacts, Summaries, program_facts
 
 log = logging.getLogger("openipu")
@@ -55,9 +56,16 @@ class Run:
         began, known = time.monotonic(), len(self.program.loop.programs)
         self.hooks.begin(self.global_step)
         slabs = Ahead(self._feed.epoch())
+        shapes: list[str] | None = None
         for slab in slabs:
             self.hooks.before_run()
-            results, self._state = self.program.loop.execute(self._state, self._feed.source.resident, slab)
+            shapes = shapes or _shapes(slab)
+            try:
+                results, self._state = self.program.loop.execute(self._state, self._feed.source.resident, slab)
+            except OtherVariables as error:
+                if _shapes(slab) == shapes:
+                    raise
+                raise _unlike(shapes, slab) from error
             slabs.launched(results[-1].value)
             self._launches += 1
             self._count(slab)
@@ -185,6 +193,20 @@ class _TimedFeed(Feed):
             if slab is None:
                 return
             yield slab
+
+
+def _shapes(slab: Slab) -> list[str]:
+    """The arrays of a batch, with the examples as N."""
+    leaves, ahead = (jax.tree.leaves(slab.tail), 1) if slab.body is None else (jax.tree.leaves(slab.body), 3)
+    return [f"({', '.join(map(str, ('N', *leaf.shape[ahead:])))})" for leaf in leaves]
+
+
+def _unlike(shapes: list[str], slab: Slab) -> ValueError:
+    return ValueError(
+        f"input_fn gave batches of shape {', '.join(shapes)} first and of {', '.join(_shapes(slab))} now, for which "
+        "model_fn makes other weights. Give all batches the same shape but for the number of examples N: pad or cut "
+        "them in input_fn."
+    )
 
 
 def _fetches(results: list[Result]) -> Logs:
