@@ -488,6 +488,21 @@ def test_metrics_that_make_their_variables_when_they_see_data(tmp_path, replicas
         np.testing.assert_allclose(logs[name], metric.result(), atol=1e-5, err_msg=name)
 
 
+def test_resuming_with_another_split(tmp_path, caplog):
+    """The same examples make each update, on one replica or two; what cannot be continued exactly is said."""
+    whole = estimator(tmp_path / "whole", optimizer=replicated()).train(looped(16), steps=8)
+    moved = estimator(tmp_path / "moved", 2).train(looped(8), steps=4)
+    estimator(tmp_path / "moved", 1, optimizer=replicated()).train(looped(16), steps=4)
+    mine, theirs = variables(moved), variables(whole)
+    assert (theirs["global_step"], theirs["batches"]) == (8, 8)
+    np.testing.assert_allclose(mine["dense/kernel"], theirs["dense/kernel"], atol=1e-5)
+    assert not caplog.records
+    estimator(tmp_path / "whole").train(looped(24), steps=4)
+    [record] = caplog.records
+    assert "128 examples in batches of 16; with batches of 24" in record.message
+    assert "after 5 batches, so that 8 are seen again" in record.message
+
+
 # --- programs and state ----------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ class Training(Run):
     ) -> None:
         super().__init__(program, start, hooks, feed, model_dir, config)
         self._listeners, self._target = listeners, target
-        self._batches = start.batches
+        self._batches, self._examples, self._batch_size = start.batches, start.examples, start.batch_size
         self._saved_at: int | None = None
         self._checkpoints = checkpoints
 
@@ -146,6 +147,7 @@ class Training(Run):
         super()._count(slab)
         self.global_step += -(-slab.steps // self.program.place.replicas.count)
         self._batches += slab.steps
+        self._examples += _examples(slab)
         if slab.has_tail and isinstance(self.program.spread, Spread):
             # Unlike that of stages, the program counts a smaller last batch as a step of its own.
             step, *rest = self._state.non_trainable
@@ -170,7 +172,8 @@ class Training(Run):
             return
         for listener in self._listeners:
             listener.before_save(self.hooks.context, step)
-        tree = saving.snapshot(self.program, self._state, step, self._batches).tree()
+        saved = saving.snapshot(self.program, self._state, step, self._batches)
+        tree = replace(saved, examples=self._examples, batch_size=self._batch_size).tree()
         self._checkpoints.save(step, tree, wait=wait or bool(self._listeners))
         self._saved_at = step
         for listener in self._listeners:
@@ -199,6 +202,12 @@ def _shapes(slab: Slab) -> list[str]:
     """The arrays of a batch, with the examples as N."""
     leaves, ahead = (jax.tree.leaves(slab.tail), 1) if slab.body is None else (jax.tree.leaves(slab.body), 3)
     return [f"({', '.join(map(str, ('N', *leaf.shape[ahead:])))})" for leaf in leaves]
+
+
+def _examples(slab: Slab) -> int:
+    """How many there are in a slab, over all replicas."""
+    full = slab.count * jax.tree.leaves(slab.body)[0].shape[2] if slab.count else 0
+    return int(full + (jax.tree.leaves(slab.tail)[0].shape[0] if slab.has_tail else 0))
 
 
 def _unlike(shapes: list[str], slab: Slab) -> ValueError:
