@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from openipu.engine.ahead import Ahead
 from openipu.engine.checkpoint import Checkpoints
@@ -29,10 +29,17 @@ from .outbox import steps_first
 from .saved import Saved
 from .specs import IPUEstimatorSpec
 from .steps import Program
-from .trace import OtherVariables
-from .watch import Progress, RunFacts, Summaries, program_facts
+from .trace import OtherVariablesError
+from .watch import Progress, RunFacts, Summaries, Timed, program_facts
 
 log = logging.getLogger("openipu")
+
+
+class _Mark(NamedTuple):
+    """A moment of a run, on a clock that stands still while programs are compiled."""
+
+    steps: int
+    seconds: float
 
 
 class Run:
@@ -54,7 +61,8 @@ class Run:
 
     def launched(self) -> Iterator[tuple[Slab, list[Result]]]:
         """Each launch and its results, with the hooks called around it."""
-        began, known = time.monotonic(), len(self.program.loop.programs)
+        reported, known = self._config.ipu_run_config.compile_summary, len(self.program.loop.programs)
+        began = first = self._mark()
         self.hooks.begin(self.global_step)
         slabs = Ahead(self._feed.epoch())
         shapes: list[str] | None = None
@@ -63,7 +71,7 @@ class Run:
             shapes = shapes or _shapes(slab)
             try:
                 results, self._state = self.program.loop.execute(self._state, self._feed.source.resident, slab)
-            except OtherVariables as error:
+            except OtherVariablesError as error:
                 if _shapes(slab) == shapes:
                     raise
                 raise _unlike(shapes, slab) from error
@@ -73,20 +81,31 @@ class Run:
             self.hooks.context.global_step = self.global_step
             yield slab, results
             self.hooks.after_run(self.global_step, _fetches(results))
+            if reported and self._launches == 1:
+                jax.block_until_ready(self._state)
+                first = self._mark()
             if self.hooks.context.stop_requested:
                 break
         jax.block_until_ready(self._state)
+        last = self._mark()
         self.hooks.end()
-        if self._config.ipu_run_config.compile_summary:
-            self._write_report(self._facts(time.monotonic() - began, known))
+        if reported:
+            self._write_report(self._facts(began, first, last, known))
 
-    def _facts(self, seconds: float, known: int) -> RunFacts:
-        """The facts of a run in which all programs but the first `known` were compiled."""
-        replicas, programs = self.program.place.replicas, program_facts(self.program.loop)
-        compiling = sum(program.compile_seconds for program in programs[known:])
+    def _mark(self) -> _Mark:
+        """This moment."""
+        compiling = sum(program.compile_seconds for program in self.program.loop.programs.values())
+        return _Mark(self.steps, time.monotonic() - compiling)
+
+    def _facts(self, began: _Mark, first: _Mark, last: _Mark, known: int) -> RunFacts:
+        """The facts of a run with its first launch at `first`, in which all programs but `known` were compiled."""
+        replicas, programs = self.program.place.replicas, program_facts(self.program.loop, known)
+        several = last.steps > first.steps
+        since = first if several else began
+        timed = Timed(last.steps - since.steps, last.seconds - since.seconds, several)
         return RunFacts(
-            "predict" if self.mode == "infer" else self.mode, replicas.platform, replicas.count, programs,
-            self._launches, self.steps, seconds - compiling, self._feed.seconds,
+            "predict" if self.mode == "infer" else self.mode, replicas.platform, replicas.count, replicas.each,
+            programs, self._launches, self.steps, last.seconds - began.seconds, timed, self._feed.seconds,
         )  # fmt: skip
 
     def _write_report(self, facts: RunFacts) -> None:
@@ -123,6 +142,8 @@ class Training(Run):
         """Train on all batches."""
         config = self._config
         summaries = Summaries(self._model_dir)
+        if config.save_summary_steps is not None:
+            summaries.prepare()
         progress = Progress(summaries, self.global_step, config.log_step_count_steps, config.save_summary_steps)
         periodic = config.save_checkpoints_steps is not None or config.save_checkpoints_secs is not None
         try:

@@ -204,12 +204,12 @@ def check_same_weights(mine: Plan, other: Plan) -> None:
             raise _differs(f"weight {number}", b, a, f"for {other.mode!r}", f"for {mine.mode!r}")
 
 
-class OtherVariables(ValueError):
+class OtherVariablesError(ValueError):
     """model_fn made other variables than before."""
 
 
-def _differs(what: str, before: str, now: str, when: str, here: str = "now") -> OtherVariables:
-    return OtherVariables(
+def _differs(what: str, before: str, now: str, when: str, here: str = "now") -> OtherVariablesError:
+    return OtherVariablesError(
         f"model_fn makes other variables each time: {what} was {before} {when} and is {now} {here}. Make the same "
         "layers in the same order in every mode, for features of the same shape."
     )
