@@ -6,6 +6,7 @@ import logging
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import openipu as ipu
@@ -35,6 +36,7 @@ import pytest
 
 import zoo
 from estimators import (
+    SYSTEMS,
     X,
     Y,
     adam,
@@ -446,17 +448,120 @@ def test_train_and_evaluate(tmp_path):
     assert train_and_evaluate(one, TrainSpec(looped(), max_steps=6), spec) == result, "nothing left to train"
 
 
-def test_reports(tmp_path):
+def report(folder, mode="train"):
+    """A report's facts by name."""
+    lines = (folder / f"{mode}_report.txt").read_text().splitlines()
+    return {line[2:24].strip(): line[24:] for line in lines if line.startswith("  ")}
+
+
+def reporting(folder, function, replicas=1, shards=1):
     options = run_config().ipu_run_config.ipu_options
-    config = RunConfig(IPURunConfig(4, options, compile_summary=True), save_summary_steps=None)
-    one = IPUEstimator(model_fn, tmp_path, config, {"optimizer": adam}).train(looped(), steps=8)
-    one.evaluate(once())
-    report = (tmp_path / "train_report.txt").read_text()
-    assert "launches              2" in report
-    assert "steps                 8" in report
-    assert float(report.split("FLOPs per step")[1].split()[0]) > 2 * 16 * 6 * 8
-    assert "memory, temporary" in report
-    assert (tmp_path / "eval_report.txt").exists()
+    ordinal = SYSTEMS.index(replicas * shards)
+    config = IPURunConfig(4, options, replicas, shards, ordinal, compile_summary=True)
+    return IPUEstimator(function, folder, RunConfig(config, save_summary_steps=None, log_step_count_steps=None))
+
+
+def flops(facts):
+    return float(facts["FLOPs per step"].split()[0])
+
+
+def test_reports(tmp_path):
+    class Slow(SessionRunHook):
+        def after_run(self, *_):
+            time.sleep(0.1)
+
+    def fn(features, labels, mode):
+        return model_fn(features, labels, mode, {"optimizer": replicated()})
+
+    one = reporting(tmp_path, fn).train(looped(), steps=8)
+    first = report(tmp_path)
+    assert (first["launches"], first["steps"]) == ("2", "8")
+    assert first["time per step"].endswith("(mean of 4 steps after the first launch)")
+    assert "before" not in first["compile time"]
+    assert "memory, temporary" in first
+    assert first.get("memory, program") != "0 bytes"
+    one.train(looped(), steps=8, hooks=[Slow()])
+    again = report(tmp_path)
+    assert again["compile time"].startswith("compiled before")
+    assert 24 < float(again["time per step"].split()[0]) < 1000, "one sleep of 100 ms for 4 steps"
+    assert "of the only launch" in (one.evaluate(once(rows=64)) and report(tmp_path, "eval"))["time per step"]
+
+
+def test_operations_of_reports(tmp_path):
+    """Those of one device: loops as often as they run, convolutions as written, replicas and shards alike."""
+
+    def fn(*nodes):
+        def fn(features, labels, mode):
+            del labels
+            for layer in [node() for node in nodes]:
+                features = layer(features)
+            loss = keras.ops.mean(features)
+            op = replicated(keras.optimizers.SGD)().minimize(loss) if mode == ModeKeys.TRAIN else None
+            return EstimatorSpec(mode, loss=loss, train_op=op, eval_metric_ops={})
+
+        return fn
+
+    def data(*shape):
+        return lambda: ipu.data.repeat(np.zeros((16, *shape), "float32"), np.zeros(16), batch_size=8)
+
+    dense = fn(lambda: keras.layers.Dense(256, use_bias=False), lambda: keras.layers.Dense(256, use_bias=False))
+    products = 2 * 8 * 256 * 256  # of one matrix; trained, the first takes two of them and the second three
+    for folder, replicas, shards in (("a", 1, 1), ("b", 2, 1), ("c", 1, 2)):
+        one = reporting(tmp_path / folder, dense, replicas, shards).train(data(256), steps=4)
+        one.evaluate(data(256), steps=4)
+        assert flops(report(tmp_path / folder, "eval")) == pytest.approx(2 * products / shards, rel=0.02)
+        update = 6 * 2 * 256 * 256  # some operations per weight: accumulate, scale, subtract, a mean over replicas
+        assert 5 * products / shards <= flops(report(tmp_path / folder)) <= 5 * products / shards + update
+    lstm = reporting(tmp_path / "d", fn(lambda: keras.layers.LSTM(32)))
+    lstm.evaluate(data(20, 16), steps=4)
+    assert flops(report(tmp_path / "d", "eval")) == pytest.approx(2 * 8 * 20 * 4 * 32 * (16 + 32), rel=0.06)
+    convolution = reporting(tmp_path / "e", fn(lambda: keras.layers.Conv2D(64, 3, padding="same")))
+    convolution.evaluate(data(15, 15, 32), steps=4)
+    assert flops(report(tmp_path / "e", "eval")) == pytest.approx(2 * 8 * 64 * 9 * 32 * 15 * 15, rel=0.01)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_metrics_that_make_their_variables_when_they_see_data(tmp_path, replicas):
+    """The spec carries them in training, too; the last batch is smaller."""
+    kinds = {
+        "f1": keras.metrics.F1Score,
+        "r2": keras.metrics.R2Score,
+        "auc": lambda: keras.metrics.AUC(num_thresholds=20, multi_label=True),
+    }
+
+    def fn(features, labels, mode):
+        logits = keras.layers.Dense(3)(features)
+        if mode == ModeKeys.PREDICT:
+            return EstimatorSpec(mode, predictions=logits)
+        loss = cross_entropy(labels, logits)
+        optimizer = ipu.optimizers.CrossReplicaOptimizer(keras.optimizers.SGD(0.1))
+        seen = keras.ops.one_hot(labels, 3), keras.ops.softmax(logits)
+        metrics = {name: (make(), *seen) for name, make in kinds.items()}
+        train_op = optimizer.minimize(loss) if mode == ModeKeys.TRAIN else None
+        return EstimatorSpec(mode, loss=loss, train_op=train_op, eval_metric_ops=metrics)
+
+    one = IPUEstimator(fn, tmp_path, run_config(replicas)).train(looped(), steps=4)
+    logs = one.evaluate(once(rows=90))
+    scores = keras.ops.softmax(np.stack(list(one.predict(once(rows=90)))))
+    for name, make in kinds.items():
+        metric = make()
+        metric.update_state(keras.ops.one_hot(Y[:90], 3), scores)
+        np.testing.assert_allclose(logs[name], metric.result(), atol=1e-5, err_msg=name)
+
+
+def test_resuming_with_another_split(tmp_path, caplog):
+    """The same examples make each update, on one replica or two; what cannot be continued exactly is said."""
+    whole = estimator(tmp_path / "whole", optimizer=replicated()).train(looped(16), steps=8)
+    moved = estimator(tmp_path / "moved", 2).train(looped(8), steps=4)
+    estimator(tmp_path / "moved", 1, optimizer=replicated()).train(looped(16), steps=4)
+    mine, theirs = variables(moved), variables(whole)
+    assert (theirs["global_step"], theirs["batches"]) == (8, 8)
+    np.testing.assert_allclose(mine["dense/kernel"], theirs["dense/kernel"], atol=1e-5)
+    assert not caplog.records
+    estimator(tmp_path / "whole").train(looped(24), steps=4)
+    [record] = caplog.records
+    assert "128 examples in batches of 16; with batches of 24" in record.message
+    assert "after 5 batches, so that 8 are seen again" in record.message
 
 
 # --- programs and state ----------------------------------------------------------------------------------------------

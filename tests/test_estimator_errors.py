@@ -284,6 +284,37 @@ def test_host_functions_return_what_they_should(tmp_path):
         IPUEstimator(no_dict, tmp_path, run_config()).evaluate(once(rows=16))
 
 
+@pytest.mark.parametrize(
+    ("error", "message", "logs"),
+    [
+        (ValueError, "A metric is called 'loss'", {"loss": 5.0}),
+        (ValueError, "A metric is called 'global_step'", {"global_step": 5}),
+        (TypeError, "returned a tuple as 'shape'", {"shape": (16, 3)}),
+        (TypeError, "returned a str as 'a'", {"a": "text"}),
+    ],
+)
+def test_metrics_of_host_functions(error, message, logs, tmp_path):
+    fn = with_spec(eval_metric_ops=None, eval_metrics=lambda p: (lambda _: logs, [p["loss"]]))
+    with pytest.raises(error, match=message):
+        IPUEstimator(fn, tmp_path, run_config()).evaluate(once(rows=16))
+
+
+def test_shapes_that_change_in_the_midst_of_the_data(tmp_path):
+    def batches():
+        yield X[:16], Y[:16]
+        yield X[16:32, :5], Y[16:32]
+
+    with pytest.raises(ValueError, match=r"shape \(N, 6\), \(N\) first and of \(N, 5\), \(N\) now.*pad or cut"):
+        estimator(tmp_path).train(batches, steps=4)
+
+
+def test_export(tmp_path):
+    one = estimator(tmp_path)
+    for export in (one.export_saved_model, one.experimental_export_all_saved_models):
+        with pytest.raises(NotImplementedError, match=r"`get_variable_value` reads .* call `model.export`"):
+            export("folder", serving_input_receiver_fn=None)
+
+
 def test_predictions_have_a_row_per_example(tmp_path):
     def fn(features):
         return IPUEstimatorSpec(ModeKeys.PREDICT, predictions={"mean": keras.ops.mean(features)})

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from openipu.engine.estimator.core import Core, single_examples
 from openipu.engine.estimator.hooks import CheckpointSaverListener
@@ -167,6 +167,18 @@ class EstimatorBase:
         if saved is None:
             raise ValueError(f"There is no checkpoint in {self.model_dir}. Train first.")
         return saved.variables | saved.optimizer
+
+    # --- what there is for compiled TensorFlow graphs only
+
+    def export_saved_model(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        """Not available: a model_fn is no model that could be exported. The error says what to do."""
+        raise NotImplementedError(
+            "An estimator cannot export a SavedModel: model_fn is a function, not a Keras model. Make the same layers "
+            "as a Keras model, give it the weights that `get_variable_value` reads (or train it with `fit`), and call "
+            "`model.export`."
+        )
+
+    experimental_export_all_saved_models = export_saved_model
 
     # --- checks
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from . import cache
@@ -19,6 +20,7 @@ from .devices import spare_threads
 from .execution import Counts, Layout, fetch, pace, row, run_execution, zeros
 from .feed import Slab
 from .live import Live
+from .operations import operations
 from .place import Place
 from .replicate import Replicas
 from .spread import Spread
@@ -39,6 +41,8 @@ class Program:
     compile_seconds: float
     cached: bool = False
     """Whether it came from the cache of compiled programs."""
+    operations: Callable[[], float] | None = None
+    """Those of one step on one device, if anybody asks: a micro-batch, and its share of an update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,9 @@ class Loop:
         check_callbacks(lowered, self._place.replicas, self._name)
         compiled = lowered.compile(dict(self._place.compiler_options))
         call = _never_run(lowered) if self._place.compile_only else compiled
-        program = Program(call, compiled, time.perf_counter() - start, cache.hits() > hits)
+        specs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (state, resident, slab.body))
+        count = functools.partial(self._operations, *specs)
+        program = Program(call, compiled, time.perf_counter() - start, cache.hits() > hits, count)
         self._dump(compiled)
         log.debug("%s: compiled for slabs of %s in %.2f s", self._name, _shapes(slab.body), program.compile_seconds)
         return program
@@ -161,6 +167,27 @@ class Loop:
         run = functools.partial(_on_replica, step, layout, self._spread)
         outputs = (1, None) if step.collect == "all" else None
         return replicas.program(run, (axes, None, 1, None, None), (outputs, axes))
+
+    def _operations(self, state: State, resident: Tree, body: Tree) -> float:
+        """The operations of one step on one device, with convolutions as they were written."""
+        replicas, axes, size = self._place.replicas, self._spread.axes(state), self._accumulation.steps
+        step = self._step
+
+        def traced(run: Callable[[State, Tree], Any]) -> float:
+            def first(state: State, resident: Tree, body: Tree) -> Any:
+                batch = fetch(resident, row(jax.tree.map(lambda a: a[:, 0], body), 0))
+                return jax.tree.map(lambda a: jnp.asarray(a)[None], run(self._spread.own_part(state), batch))
+
+            return operations(jax.make_jaxpr(replicas.program(first, (axes, None, 1), 0))(state, resident, body))
+
+        def updated(state: State, batch: Tree) -> Any:
+            new, gradients, _ = step.micro(state, batch)
+            assert step.update is not None
+            total = self._accumulation.add(self._accumulation.start(state.trainable), gradients, 0)
+            return step.update(new, total)
+
+        micro = traced(step.micro)
+        return micro if step.update is None else micro + (traced(updated) - micro) / size
 
     def _dump(self, compiled: Any) -> None:
         """Write the program's text where `serialization_output_folder` asks for it."""

@@ -197,14 +197,10 @@ class Core:
             log.info("Nothing to train: %d of %d steps are done.", begin, target)
             return
         executions = -(-(target - begin) // self.iterations)
-        replicas = where.replicas.count
-        elements = Elements(
-            self.input_fn(function, "train", params),
-            found.batches if found else 0,
-            executions * self.iterations * replicas,
-        )
+        batches = executions * self.iterations * where.replicas.count
+        elements, batch_size = resumed(self.input_fn(function, "train", params), found, batches)
         program = self.program("train", elements.first, where, params)
-        start = self._begin(program, found)
+        start = dataclasses.replace(self._begin(program, found), batch_size=batch_size)
         feed = self._feed(program, elements)
         Training(program, start, hooks, feed, self.model_dir, self.config, checkpoints, listeners, target).run()
 
@@ -250,6 +246,26 @@ class Core:
 
     def _feed(self, program: Program, elements: Elements) -> Feed:
         return make_feed(program.place, self.iterations, elements, accumulated=program.options.accumulation.steps)
+
+
+def resumed(input_fn: InputFn, found: Saved | None, limit: int) -> tuple[Elements, int]:
+    """The next `limit` batches of training data after those that a checkpoint has seen, and the size of a full one."""
+    if found is None:
+        elements = Elements(input_fn, 0, limit)
+        return elements, elements.batch_size
+    elements = Elements(input_fn, found.batches, limit)
+    if elements.batch_size == found.batch_size:
+        return elements, found.batch_size
+    size = Elements(input_fn, 0, 1).batch_size  # where training goes on, there may be a smaller last batch
+    if found.batch_size in (0, size):
+        return elements, size
+    skip, rest = divmod(found.examples, size)
+    level, again = (logging.WARNING, f", so that {rest} are seen again") if rest else (logging.INFO, "")
+    log.log(
+        level, "The checkpoint has seen %d examples in batches of %d; with batches of %d, training goes on after %d "
+        "batches%s.", found.examples, found.batch_size, size, skip, again,
+    )  # fmt: skip
+    return Elements(input_fn, skip, limit), size
 
 
 def _values(logs: Logs) -> Logs:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from openipu.engine.ahead import Ahead
 from openipu.engine.checkpoint import Checkpoints
@@ -28,9 +29,17 @@ from .outbox import steps_first
 from .saved import Saved
 from .specs import IPUEstimatorSpec
 from .steps import Program
-from .watch import Progress, RunFacts, Summaries, program_facts
+from .trace import OtherVariablesError
+from .watch import Progress, RunFacts, Summaries, Timed, program_facts
 
 log = logging.getLogger("openipu")
+
+
+class _Mark(NamedTuple):
+    """A moment of a run, on a clock that stands still while programs are compiled."""
+
+    steps: int
+    seconds: float
 
 
 class Run:
@@ -52,32 +61,51 @@ class Run:
 
     def launched(self) -> Iterator[tuple[Slab, list[Result]]]:
         """Each launch and its results, with the hooks called around it."""
-        began, known = time.monotonic(), len(self.program.loop.programs)
+        reported, known = self._config.ipu_run_config.compile_summary, len(self.program.loop.programs)
+        began = first = self._mark()
         self.hooks.begin(self.global_step)
         slabs = Ahead(self._feed.epoch())
+        shapes: list[str] | None = None
         for slab in slabs:
             self.hooks.before_run()
-            results, self._state = self.program.loop.execute(self._state, self._feed.source.resident, slab)
+            shapes = shapes or _shapes(slab)
+            try:
+                results, self._state = self.program.loop.execute(self._state, self._feed.source.resident, slab)
+            except OtherVariablesError as error:
+                if _shapes(slab) == shapes:
+                    raise
+                raise _unlike(shapes, slab) from error
             slabs.launched(results[-1].value)
             self._launches += 1
             self._count(slab)
             self.hooks.context.global_step = self.global_step
             yield slab, results
             self.hooks.after_run(self.global_step, _fetches(results))
+            if reported and self._launches == 1:
+                jax.block_until_ready(self._state)
+                first = self._mark()
             if self.hooks.context.stop_requested:
                 break
         jax.block_until_ready(self._state)
+        last = self._mark()
         self.hooks.end()
-        if self._config.ipu_run_config.compile_summary:
-            self._write_report(self._facts(time.monotonic() - began, known))
+        if reported:
+            self._write_report(self._facts(began, first, last, known))
 
-    def _facts(self, seconds: float, known: int) -> RunFacts:
-        """The facts of a run in which all programs but the first `known` were compiled."""
-        replicas, programs = self.program.place.replicas, program_facts(self.program.loop)
-        compiling = sum(program.compile_seconds for program in programs[known:])
+    def _mark(self) -> _Mark:
+        """This moment."""
+        compiling = sum(program.compile_seconds for program in self.program.loop.programs.values())
+        return _Mark(self.steps, time.monotonic() - compiling)
+
+    def _facts(self, began: _Mark, first: _Mark, last: _Mark, known: int) -> RunFacts:
+        """The facts of a run with its first launch at `first`, in which all programs but `known` were compiled."""
+        replicas, programs = self.program.place.replicas, program_facts(self.program.loop, known)
+        several = last.steps > first.steps
+        since = first if several else began
+        timed = Timed(last.steps - since.steps, last.seconds - since.seconds, several)
         return RunFacts(
-            "predict" if self.mode == "infer" else self.mode, replicas.platform, replicas.count, programs,
-            self._launches, self.steps, seconds - compiling, self._feed.seconds,
+            "predict" if self.mode == "infer" else self.mode, replicas.platform, replicas.count, replicas.each,
+            programs, self._launches, self.steps, last.seconds - began.seconds, timed, self._feed.seconds,
         )  # fmt: skip
 
     def _write_report(self, facts: RunFacts) -> None:
@@ -106,7 +134,7 @@ class Training(Run):
     ) -> None:
         super().__init__(program, start, hooks, feed, model_dir, config)
         self._listeners, self._target = listeners, target
-        self._batches = start.batches
+        self._batches, self._examples, self._batch_size = start.batches, start.examples, start.batch_size
         self._saved_at: int | None = None
         self._checkpoints = checkpoints
 
@@ -114,6 +142,8 @@ class Training(Run):
         """Train on all batches."""
         config = self._config
         summaries = Summaries(self._model_dir)
+        if config.save_summary_steps is not None:
+            summaries.prepare()
         progress = Progress(summaries, self.global_step, config.log_step_count_steps, config.save_summary_steps)
         periodic = config.save_checkpoints_steps is not None or config.save_checkpoints_secs is not None
         try:
@@ -138,6 +168,7 @@ class Training(Run):
         super()._count(slab)
         self.global_step += -(-slab.steps // self.program.place.replicas.count)
         self._batches += slab.steps
+        self._examples += _examples(slab)
         if slab.has_tail and isinstance(self.program.spread, Spread):
             # Unlike that of stages, the program counts a smaller last batch as a step of its own.
             step, *rest = self._state.non_trainable
@@ -162,7 +193,8 @@ class Training(Run):
             return
         for listener in self._listeners:
             listener.before_save(self.hooks.context, step)
-        tree = saving.snapshot(self.program, self._state, step, self._batches).tree()
+        saved = saving.snapshot(self.program, self._state, step, self._batches)
+        tree = replace(saved, examples=self._examples, batch_size=self._batch_size).tree()
         self._checkpoints.save(step, tree, wait=wait or bool(self._listeners))
         self._saved_at = step
         for listener in self._listeners:
@@ -185,6 +217,26 @@ class _TimedFeed(Feed):
             if slab is None:
                 return
             yield slab
+
+
+def _shapes(slab: Slab) -> list[str]:
+    """The arrays of a batch, with the examples as N."""
+    leaves, ahead = (jax.tree.leaves(slab.tail), 1) if slab.body is None else (jax.tree.leaves(slab.body), 3)
+    return [f"({', '.join(map(str, ('N', *leaf.shape[ahead:])))})" for leaf in leaves]
+
+
+def _examples(slab: Slab) -> int:
+    """How many there are in a slab, over all replicas."""
+    full = slab.count * jax.tree.leaves(slab.body)[0].shape[2] if slab.count else 0
+    return int(full + (jax.tree.leaves(slab.tail)[0].shape[0] if slab.has_tail else 0))
+
+
+def _unlike(shapes: list[str], slab: Slab) -> ValueError:
+    return ValueError(
+        f"input_fn gave batches of shape {', '.join(shapes)} first and of {', '.join(_shapes(slab))} now, for which "
+        "model_fn makes other weights. Give all batches the same shape but for the number of examples N: pad or cut "
+        "them in input_fn."
+    )
 
 
 def _fetches(results: list[Result]) -> Logs:

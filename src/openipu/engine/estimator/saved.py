@@ -30,11 +30,20 @@ class Saved:
     variables: Values = field(default_factory=dict)
     """Weights and the states of random seeds, in the order they were made."""
     optimizer: Values = field(default_factory=dict)
+    examples: int = 0
+    """Examples in these batches."""
+    batch_size: int = 0
+    """Examples in a full batch when it was saved; 0 where nobody knows."""
 
     def tree(self) -> dict[str, Any]:
         """What a checkpoint holds."""
         return {
-            "position": {"global_step": self.global_step, "batches": self.batches},
+            "position": {
+                "global_step": self.global_step,
+                "batches": self.batches,
+                "examples": self.examples,
+                "batch_size": self.batch_size,
+            },
             "order": "\n".join(self.variables),
             "variables": self.variables,
             "optimizer": self.optimizer,
@@ -46,7 +55,8 @@ def load(checkpoints: Checkpoints, step: int | None = None) -> Saved:
     _, tree = checkpoints.restore({"position": None, "order": "", "variables": None, "optimizer": None}, step)
     position, values = tree["position"], tree["variables"]
     ordered = {name: values[name] for name in tree["order"].split("\n")}
-    return Saved(position["global_step"], position["batches"], ordered, tree["optimizer"])
+    counts = position.get("examples", 0), position.get("batch_size", 0)
+    return Saved(position["global_step"], position["batches"], ordered, tree["optimizer"], *counts)
 
 
 def locate(path: str | Path) -> tuple[Path, int | None]:

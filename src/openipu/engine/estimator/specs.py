@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -182,9 +182,8 @@ def _check_metrics(spec: IPUEstimatorSpec) -> None:
     metrics = spec.eval_metric_ops
     if metrics is not None and not isinstance(metrics, dict):
         raise TypeError(f"`eval_metric_ops` is a {type(metrics).__name__}. Give a dict of metrics by name.")
+    check_metric_names(metrics or {})
     for name, value in (metrics or {}).items():
-        if name in ("loss", "global_step"):
-            raise ValueError(f"A metric is called {name!r}, which `evaluate` reports by itself. Call it otherwise.")
         if isinstance(value, tuple) and not (len(value) > 1 and isinstance(value[0], keras.metrics.Metric)):
             raise TypeError(f"The metric {name!r} is a tuple without a Keras metric. Give (metric, y_true, y_pred).")
         if not isinstance(value, tuple | keras.metrics.Metric) and np.shape(value) != ():
@@ -192,6 +191,13 @@ def _check_metrics(spec: IPUEstimatorSpec) -> None:
                 f"The metric {name!r} has shape {np.shape(value)}. Give a Keras metric, a tuple (metric, y_true, "
                 "y_pred), or a scalar."
             )
+
+
+def check_metric_names(metrics: Iterable[str], own: Sequence[str] = ("loss", "global_step")) -> None:
+    """Refuse a metric with the name of what `evaluate` reports itself."""
+    for name in metrics:
+        if name in own:
+            raise ValueError(f"A metric is called {name!r}, which `evaluate` reports by itself. Call it otherwise.")
 
 
 def _check_pair(name: str, pair: Any, kinds: tuple[type, ...]) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from .core import Core, Logs
 from .outbox import Outbox
-from .specs import ENGINE_MODE
+from .specs import ENGINE_MODE, check_metric_names
 from .stage_specs import IPUPipelineEstimatorSpec
 from .stage_trace import PipelineFn, StagedPlan, discover_stages, functions_of
 from .steps import Program, at_least_1d, host_logs, joined, row_by_row, train_step
@@ -118,6 +118,7 @@ def _prediction(outputs: list[Any], _loss: None, data: Tree) -> Tree:
 def _on_host(function: Any, results: list[Result]) -> Logs:
     """The metrics of a user's function over the outputs of all micro-batches."""
     logs = host_logs("eval_metrics_fn", function(*joined(results)))
+    check_metric_names(logs, ["global_step"])
     if "loss" not in logs:
         raise KeyError(f"`eval_metrics_fn` returned {', '.join(map(repr, logs)) or 'nothing'}. Return a 'loss' too.")
     return {name: np.mean(value) if name == "loss" else value for name, value in logs.items()}

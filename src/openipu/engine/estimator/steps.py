@@ -26,8 +26,8 @@ import keras
 import numpy as np
 
 from .outbox import Mean, Outbox
-from .specs import ENGINE_MODE, IPUEstimatorSpec, train_op_of
-from .trace import Plan, Trace, WholePlan, metrics_of, update_metrics
+from .specs import ENGINE_MODE, IPUEstimatorSpec, check_metric_names, train_op_of
+from .trace import Plan, Trace, WholePlan, metrics_of
 
 Tree = Any
 Forward = Callable[[State, Tree], tuple[Any, State, Any]]
@@ -155,7 +155,6 @@ def _eval_step(plan: WholePlan, place: Place) -> tuple[Step, Callable[[], list[A
 
     def micro(state: State, batch: Tree) -> tuple[State, list[Any], Any]:
         def results(spec: IPUEstimatorSpec, trace: Trace) -> Any:
-            update_metrics(spec, trace)
             values = [spec.loss, *((spec.eval_metric_ops or {})[name] for name in scalars)]
             return values, plan.after(trace, "metrics", state)[:count]
 
@@ -204,8 +203,9 @@ def _on_host(function: Callable[..., dict[str, Any]], results: list[Result]) -> 
     """The metrics of a host function over the tensors of all steps and replicas."""
     whole = joined(results)
     tensors, rows = whole["tensors"], whole["rows"]
-    logs = function(**tensors) if isinstance(tensors, dict) else function(*tensors)
-    return {"loss": float((whole["loss"] * rows).sum() / rows.sum()), **host_logs("eval_metrics", logs)}
+    logs = host_logs("eval_metrics", function(**tensors) if isinstance(tensors, dict) else function(*tensors))
+    check_metric_names(logs)
+    return {"loss": float((whole["loss"] * rows).sum() / rows.sum()), **logs}
 
 
 def joined(results: list[Result]) -> Tree:
@@ -217,16 +217,28 @@ def host_logs(name: str, logs: Any) -> dict[str, Any]:
     """The metrics that a function of a user's gave back, as values."""
     if not isinstance(logs, dict):
         raise TypeError(f"The function of `{name}` returned a {type(logs).__name__}. Return a dict of metrics.")
-    return {key: _host_value(entry) for key, entry in logs.items()}
+    return {key: _host_value(name, key, entry) for key, entry in logs.items()}
 
 
-def _host_value(entry: Any) -> Any:
+def _host_value(name: str, key: str, entry: Any) -> Any:
+    """A number, an array of them (one for each class, say), or the result of a metric."""
     if isinstance(entry, tuple) and entry and hasattr(entry[0], "update_state"):
         metric, *arguments = entry
         metric.reset_state()  # The arguments are those of the whole evaluation.
         metric.update_state(*arguments)
         entry = metric
-    return entry.result() if hasattr(entry, "update_state") else entry
+    if hasattr(entry, "update_state"):
+        return entry.result()
+    if isinstance(entry, list | tuple) or not _is_numeric(np.asarray(entry).dtype):
+        raise TypeError(
+            f"The function of `{name}` returned a {type(entry).__name__} as {key!r}. Give a number, an array of "
+            "numbers, a Keras metric, or a tuple (metric, y_true, y_pred)."
+        )
+    return entry
+
+
+def _is_numeric(dtype: Any) -> bool:
+    return dtype == np.bool_ or bool(jnp.issubdtype(dtype, jnp.number))
 
 
 # --- prediction ------------------------------------------------------------------------------------------------------

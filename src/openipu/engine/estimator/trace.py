@@ -164,7 +164,7 @@ class WholePlan(Plan):
             return self.made[number].initial() if slot is None else getattr(state, slot[0])[slot[1]]
 
         with unseeded(), Trace(bind, state.non_trainable[0], self.mode == "train") as trace:
-            spec = self.model_fn(batch)
+            spec = called(self.model_fn, batch, trace)
             if len(trace.made) < len(self.made):
                 self.check(None, len(trace.made))
             return inside(spec, trace)
@@ -204,10 +204,14 @@ def check_same_weights(mine: Plan, other: Plan) -> None:
             raise _differs(f"weight {number}", b, a, f"for {other.mode!r}", f"for {mine.mode!r}")
 
 
-def _differs(what: str, before: str, now: str, when: str, here: str = "now") -> ValueError:
-    return ValueError(
+class OtherVariablesError(ValueError):
+    """model_fn made other variables than before."""
+
+
+def _differs(what: str, before: str, now: str, when: str, here: str = "now") -> OtherVariablesError:
+    return OtherVariablesError(
         f"model_fn makes other variables each time: {what} was {before} {when} and is {now} {here}. Make the same "
-        "layers in the same order in every mode."
+        "layers in the same order in every mode, for features of the same shape."
     )
 
 
@@ -221,8 +225,7 @@ def discover(
 
     def probe(batch: Tree) -> tuple[WholePlan, Tree]:
         with Trace(zeros, jnp.int32(0), model_fn.mode == "train") as trace:
-            spec = model_fn(batch)
-            update_metrics(spec, trace)
+            spec = called(model_fn, batch, trace)
             op = train_op_of(spec) if model_fn.mode == "train" else None
             metrics = [v for metric in metrics_of(spec).values() for v in metric.variables]
             facts = learned(trace, model_fn.mode, spec, op, metrics if model_fn.mode == "eval" else (), counters)
@@ -287,7 +290,18 @@ def metrics_of(spec: IPUEstimatorSpec) -> dict[str, Any]:
     return {name: metric for name, metric in pairs if hasattr(metric, "update_state")}
 
 
-def update_metrics(spec: IPUEstimatorSpec, trace: Trace) -> None:
+def called(model_fn: ModelFn, batch: Tree, trace: Trace) -> IPUEstimatorSpec:
+    """What model_fn gives for a batch, with all variables made: some metrics make theirs when they see the first one.
+
+    Only an evaluation counts metrics.
+    """
+    spec = model_fn(batch)
+    if model_fn.mode == "eval":
+        _update_metrics(spec, trace)
+    return spec
+
+
+def _update_metrics(spec: IPUEstimatorSpec, trace: Trace) -> None:
     """Show the batch to those metrics that are given with their arguments; the others have seen it in model_fn."""
     for name, entry in (spec.eval_metric_ops or {}).items():
         if isinstance(entry, tuple):

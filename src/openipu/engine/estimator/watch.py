@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from openipu.engine.loop import Loop
+from openipu.engine.operations import COUNTED
 
 import numpy as np
 
@@ -22,6 +23,10 @@ class Summaries:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writer: Any = None
+
+    def prepare(self) -> None:
+        """Load what writing takes, which is slow, so that it is no part of any step's time."""
+        import tensorboardX  # noqa: F401
 
     def write(self, step: int, scalars: Mapping[str, Any]) -> None:
         """Write those values that are single numbers."""
@@ -80,15 +85,42 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ProgramFacts:
-    """One compiled program. FLOPs and bytes count the body of its loop once: they are those of one step."""
+    """One compiled program, by the numbers of one device."""
 
     compile_seconds: float
+    before: bool
+    """Whether an earlier run had compiled it."""
     cached: bool
     """Whether it came from the cache of compiled programs."""
-    flops: float
-    bytes_accessed: float
+    operations: float
+    """Of one step: a micro-batch, and its share of an update."""
     memory: tuple[tuple[str, int], ...]
-    """Bytes per device, by kind."""
+    """Bytes, by kind, as far as the compiler tells them."""
+
+    def lines(self) -> list[str]:
+        """The facts as a table."""
+        first = f"compiled before, in {self.compile_seconds:.3f} s" if self.before else f"{self.compile_seconds:.3f} s"
+        return [
+            f"  compile time          {first}",
+            f"  from the cache        {'yes' if self.cached else 'no'}",
+            f"  FLOPs per step        {self.operations:.6g} ({COUNTED})",
+            *(f"  memory, {kind:<13} {size} bytes" for kind, size in self.memory),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Steps whose time was measured, from the end of the launch before them to the end of the last one."""
+
+    steps: int
+    seconds: float
+    after_first: bool
+    """False where there was only one launch, which then was measured itself."""
+
+    def text(self) -> str:
+        """Time per step."""
+        which = "after the first launch" if self.after_first else "of the only launch"
+        return f"{1e3 * self.seconds / max(self.steps, 1):.3f} ms (mean of {self.steps} steps {which})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,54 +130,49 @@ class RunFacts:
     name: str
     platform: str
     replicas: int
+    devices: int
+    """Of one replica."""
     programs: tuple[ProgramFacts, ...]
     launches: int
     steps: int
     """Micro-batches of one replica."""
     seconds: float
     """Without compilation."""
+    timed: Timed
     feed_seconds: float
-    """Of these, spent on the host building the batches of executions."""
+    """Spent on the host building the batches of executions."""
 
     def text(self) -> str:
         """The facts as a table."""
-        per_step = 1e3 * self.seconds / self.steps if self.steps else 0.0
         lines = [
-            f"{self.name}: {self.replicas} replica(s) on {self.platform}",
+            f"{self.name}: {self.replicas} replica(s) of {self.devices} device(s), {self.platform}",
             f"  launches              {self.launches}",
             f"  steps                 {self.steps}",
-            f"  time                  {self.seconds:.3f} s (without compilation)",
-            f"  time per step         {per_step:.3f} ms",
+            f"  time                  {self.seconds:.3f} s (from first to last, without compilation)",
+            f"  time per step         {self.timed.text()}",
             f"  building batches      {self.feed_seconds:.3f} s",
         ]
         for number, program in enumerate(self.programs):
-            lines += [
-                f"program {number}",
-                f"  compile time          {program.compile_seconds:.3f} s",
-                f"  from the cache        {'yes' if program.cached else 'no'}",
-                f"  FLOPs per step        {program.flops:.6g}",
-                f"  bytes per step        {program.bytes_accessed:.6g}",
-                *(f"  memory, {kind:<13} {size} bytes" for kind, size in program.memory),
-            ]
+            lines += [f"program {number}, numbers of one device", *program.lines()]
         return "\n".join(lines) + "\n"
 
 
-def program_facts(loop: Loop) -> tuple[ProgramFacts, ...]:
-    """The facts about a loop's programs, as far as the compiler tells them."""
+def program_facts(loop: Loop, known: int) -> tuple[ProgramFacts, ...]:
+    """The facts about a loop's programs, of which the first `known` were there before this run."""
     return tuple(
         ProgramFacts(
             program.compile_seconds,
+            number < known,
             program.cached,
-            float((cost := program.compiled.cost_analysis() or {}).get("flops", 0.0)),
-            float(cost.get("bytes accessed", 0.0)),
+            program.operations() if program.operations is not None else 0.0,
             _memory(program.compiled.memory_analysis()),
         )
-        for program in loop.programs.values()
+        for number, program in enumerate(loop.programs.values())
     )
 
 
 def _memory(analysis: Any) -> tuple[tuple[str, int], ...]:
     kinds = {"arguments": "argument", "results": "output", "reused": "alias", "temporary": "temp"}
     found = [(kind, getattr(analysis, f"{name}_size_in_bytes", None)) for kind, name in kinds.items()]
-    code = getattr(analysis, "generated_code_size_in_bytes", None)
+    code = getattr(analysis, "generated_code_size_in_bytes", None) or None  # no program takes 0 bytes
     return tuple((kind, int(size)) for kind, size in [*found, ("program", code)] if size is not None)

@@ -80,7 +80,7 @@ def arguments(
     devices = _mapping(device_mapping, len(stages))
     overlap = getattr(schedule, "overlap", None)
     multiple = overlap(len(stages), devices, training) if overlap else 1
-    check(len(stages), count, devices, multiple, type(schedule).__name__)
+    check(len(stages), count, devices, multiple, type(schedule).__name__, "`gradient_accumulation_count`")
     method = Reduction.parse(reduction_method) if training else Reduction.SUM
     accumulation = Accumulation(count, method, dtype_option(gradient_accumulation_dtype, "gradient_accumulation_dtype"))
     mode = recomputation_mode or RecomputationMode.Auto

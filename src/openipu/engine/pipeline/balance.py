@@ -1,8 +1,8 @@
 """A model and a number of stages -> the cut whose slowest stage is fastest.
 
-What a layer costs is estimated from the operations XLA counts and the bytes it reads and writes; nothing is run. Layers
-stay in their order, and a stage is a run of them. All devices work through ticks together, so a tick takes as long as
-the slowest stage, and then as the largest boundary.
+What a layer costs is estimated from the operations of its trace and the bytes it reads and writes; nothing is run.
+Layers stay in their order, and a stage is a run of them. All devices work through ticks together, so a tick takes as
+long as the slowest stage, and then as the largest boundary.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from itertools import count
 from typing import Any
 
 from openipu.engine import model as keras_model
+from openipu.engine.operations import operations
 
 import jax
 import keras
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr
 
 from .graph import Graph, Node
 from .recording import is_symbolic, standardized
@@ -165,38 +166,16 @@ def _cost(node: Node, values: dict[int, Value]) -> float:
         return [env.get(id(tensor)) for tensor in node.outputs]
 
     given = [spec_of(v) for v in variables], [values[id(tensor)] for tensor in tensors]
-    traced = jax.jit(run).trace(*given)
+    traced = jax.make_jaxpr(run)(*given)
     moved = _bytes(given) + _bytes([values[id(tensor)] for tensor in node.outputs])
-    return _operations(traced.lower(), traced.jaxpr) + BYTE * moved
-
-
-def _operations(lowered: Any, jaxpr: ClosedJaxpr) -> float:
-    """What XLA counts, where it counts the body of a loop once, and the other turns of loops of known length."""
-    counted = lowered.cost_analysis() or {}
-    total = float(counted.get("flops", 0.0))
-    for length, body in _loops(jaxpr.jaxpr):
-        inside = jax.jit(jaxpr_as_fun(body)).lower(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in body.in_avals))
-        total += (length - 1) * _operations(inside, body)
-    return total
+    return operations(traced) + BYTE * moved
 
 
 def cost_of(closed: ClosedJaxpr) -> float:
     """What a traced program costs, as `_cost` estimates it for a layer."""
     given = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
     moved = _bytes(given) + _bytes([jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.out_avals])
-    return _operations(jax.jit(jaxpr_as_fun(closed)).lower(*given), closed) + BYTE * moved
-
-
-def _loops(jaxpr: Jaxpr) -> Iterator[tuple[int, ClosedJaxpr]]:
-    """Loops of known length; those inside another loop are found when its body is counted."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "scan":
-            yield equation.params["length"], equation.params["jaxpr"]
-            continue
-        for value in equation.params.values():
-            inner = value.jaxpr if isinstance(value, ClosedJaxpr) else value
-            if isinstance(inner, Jaxpr):
-                yield from _loops(inner)
+    return operations(closed) + BYTE * moved
 
 
 # --- cuts ------------------------------------------------------------------------------------------------------------

@@ -97,6 +97,8 @@ class Pipeline:
     """One group per stage, one row per slot."""
     accumulation: Accumulation
     replicas: Replicas
+    as_written: bool = False
+    """Whether convolutions stay as they are, for those who count operations."""
 
     @property
     def last(self) -> int:
@@ -157,7 +159,7 @@ class Pipeline:
             around = Around(flow.batch(m), optimizer, active, state, writes.get("metrics", []))
             values = self.weights.packing.read(weights, weight_slots)
             if self.derivatives:
-                step = rewrite(self.derivatives[stage].forward, self.replicas.platform)
+                step = self._fast(self.derivatives[stage].forward)
                 out, after, kept = step(values, boundary, around)
                 if self.replicas.platform == "cpu":
                     # XLA would compute them again, on one core, in writing them. [Note: a wall XLA:CPU respects]
@@ -166,7 +168,7 @@ class Pipeline:
                     writes["residuals"], kept_slots, kept, row=work.residual[stage]
                 )
             else:
-                out, after = rewrite(function.run, self.replicas.platform)(values, boundary, around)
+                out, after = self._fast(function.run)(values, boundary, around)
             new = self._if_active(active, after, around, flow.whole, changing)
             writes["state"] = self.state.packing.write(writes["state"], changing_slots, new.state)
             if stage == self.last:
@@ -199,7 +201,7 @@ class Pipeline:
             else:
                 specs = [spec for spec in self.boundaries[stage + 1] if is_float(spec)]
                 gradients = self.mail.get(mailbox, work.gradient[stage], specs)
-            step = rewrite(derivative.backward, self.replicas.platform)
+            step = self._fast(derivative.backward)
             of_weights, of_boundary = step(values, boundary, around, kept, gradients)
             if function.mapped is not None:
                 of_weights = function.mapped(of_weights, values, optimizer)
@@ -214,6 +216,9 @@ class Pipeline:
 
         here = (me == device) & (m >= 0) & (m < flow.most)
         return live.written(_only_if(here, run, writes))
+
+    def _fast(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return function if self.as_written else rewrite(function, self.replicas.platform)
 
     # --- what travels
 

@@ -105,7 +105,7 @@ class StagedExecution:
                 run = partial(self._tail_of, self.tail, weights, optimizer, once)
                 carry = lax.cond(counts.has_tail & ~whole, run, lambda c: c, carry)
             state = state._replace(non_trainable=listed(carry.state), metrics=carry.metrics)
-            return (self._updated(state, carry.total) if training else state), carry.kept, boxes
+            return (updated(self.spread, state, carry.total) if training else state), carry.kept, boxes
 
         told = nothing_told(self.live, self.step, replicas, state.metrics, self.results[0])
         kept = Kept(room(self.step, self.results[0], self.results[1], size_of(body)), told)
@@ -119,12 +119,6 @@ class StagedExecution:
 
     def _tail_of(self, tail: Pipeline, weights: Any, optimizer: list[Any], flow: Flow, carry: Carry) -> Carry:
         return tail.run(weights, optimizer, carry, flow, tail.boxes())[0]
-
-    def _updated(self, state: State, total: Any) -> State:
-        assert self.spread.update is not None
-        slots, common = self.spread.slots(state)
-        weights, slots, common = self.spread.update.apply(numbered(state.trainable), slots, common, total)
-        return self.spread.with_optimizer(state._replace(trainable=listed(weights)), slots, common)
 
     # --- results
 
@@ -156,6 +150,14 @@ class StagedExecution:
             return results_of(self.step, self.replicas, state, kept)
         body, tail = kept
         return jax.tree.map(lambda a: a[:, None], body), tail
+
+
+def updated(spread: StageSpread, state: State, total: Any) -> State:
+    """The state after an update with these gradients."""
+    assert spread.update is not None
+    slots, common = spread.slots(state)
+    weights, slots, common = spread.update.apply(numbered(state.trainable), slots, common, total)
+    return spread.with_optimizer(state._replace(trainable=listed(weights)), slots, common)
 
 
 def _full_scale(accumulation: Accumulation) -> float:

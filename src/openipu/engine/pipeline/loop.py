@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from openipu.engine.accumulate import Accumulation
@@ -11,6 +11,7 @@ from openipu.engine.execution import Counts, fetch, row, zeros
 from openipu.engine.feed import Slab
 from openipu.engine.live import Live
 from openipu.engine.loop import Loop
+from openipu.engine.operations import operations
 from openipu.engine.place import Place
 from openipu.engine.plan import round_up
 from openipu.engine.replicate import AXIS
@@ -18,11 +19,12 @@ from openipu.engine.spread import Spread
 from openipu.engine.state import State, Step
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from .compile import Compiled, compile_table
 from .execute import Pipeline, make_pipeline
-from .execution import StagedExecution, size_of
+from .execution import StagedExecution, size_of, updated
 from .schedules import Schedule, Sequential
 from .spread import StageSpread
 from .stages import Around, Recompute, StageFunction, specs_of
@@ -92,6 +94,35 @@ class StageLoop(Loop):
             out_specs=(value, specs),
             check_vma=False,
         )
+
+    def _operations(self, state: State, resident: Tree, body: Tree) -> float:
+        """Those of a micro-batch in all stages, divided by the devices, and each device's share of its update.
+
+        In the program's loop over ticks there is every stage once, and how often it runs is not known to it.
+        """
+        replicas, specs = self._place.replicas, self._staged_spread.specs(state)
+
+        def traced(run: Callable[[State, Tree, Tree], Any]) -> float:
+            on_all = jax.shard_map(
+                run, mesh=replicas.mesh, in_specs=(specs, P(), P(None, AXIS)), out_specs=P(), check_vma=False
+            )
+            return operations(jax.make_jaxpr(on_all)(state, resident, body))
+
+        def execution(state: State, resident: Tree, body: Tree) -> Any:
+            own, mine = self._staged_spread.own_part(state), jax.tree.map(lambda a: a[:, 0], body)
+            counts = Counts(*(jnp.asarray(count) for count in (size_of(mine), 0, False)))
+            staged = self._staged(own, resident, mine, None)
+            staged = replace(staged, full=replace(staged.full, as_written=True))
+            return staged.run(own, resident, mine, counts, None)
+
+        def update(state: State, _resident: Tree, _body: Tree) -> Any:
+            own = self._staged_spread.own_part(state)
+            total = self._staged_spread.weights.packing.zeros(dtype=self._accumulation.dtype)
+            return updated(self._staged_spread, own, total)
+
+        whole = traced(execution)
+        last = traced(update) if self._staged_spread.update is not None else 0.0
+        return (whole - last) / replicas.each + last / self._accumulation.steps
 
     def _staged(self, state: State, resident: Tree, body: Tree, tail: Tree) -> StagedExecution:
         """Everything that is known before compiling, from the shapes of what one device has."""

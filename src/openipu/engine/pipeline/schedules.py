@@ -50,10 +50,21 @@ class Schedule(Protocol):
         ...
 
 
+_OPTIONS = "`gradient_accumulation_steps_per_replica` in training, `steps_per_execution` in evaluate and predict"
+
+
 def check(
-    stages: int, micro_batches: int, devices: Sequence[int] | None = None, multiple: int = 1, name: str = "The schedule"
+    stages: int,
+    micro_batches: int,
+    devices: Sequence[int] | None = None,
+    multiple: int = 1,
+    name: str = "The schedule",
+    option: str = _OPTIONS,
 ) -> tuple[int, ...]:
-    """Give the device of each stage, or say which of the numbers is impossible and what is possible instead."""
+    """Give the device of each stage, or say which of the numbers is impossible and what is possible instead.
+
+    `option` says in errors where users give the number of micro-batches.
+    """
     if not _is_count(stages) or stages < 2:
         raise ValueError(
             f"A pipeline has at least 2 stages, but stages={stages!r}. "
@@ -66,7 +77,7 @@ def check(
             f"{name} with {stages} stages takes micro-batches in groups of L = {multiple}, "
             f"but their number is {micro_batches}, which is not a multiple of {multiple}. "
             f"Use {' or '.join(map(str, _neighbours(micro_batches, multiple)))} "
-            "(`gradient_accumulation_steps_per_replica` in training, `steps_per_execution` in evaluate and predict)."
+            f"({option})."
         )
     return tuple(range(stages)) if devices is None else check_devices(stages, devices)
 

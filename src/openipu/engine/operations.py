@@ -1,0 +1,80 @@
+"""How many operations a traced program takes: the one count behind reports and automatic splits.
+
+XLA's own count is not used, because it takes the body of a loop once, however often it runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+COUNTED = "2 per multiply-add of matrix products and direct convolutions, 1 per element of other arithmetic"
+"""What `operations` counts, in words."""
+
+_MOVES = frozenset(
+    """
+    all_gather all_to_all axis_index bitcast_convert_type broadcast broadcast_in_dim concatenate
+    convert_element_type copy copy_p create_token device_put dynamic_slice dynamic_update_slice empty expand_dims
+    gather iota name optimization_barrier pad pbroadcast ppermute psum psum2 psum_invariant pvary random_seed
+    random_unwrap random_wrap reduce_precision reduce_scatter reshape rev scatter select_n sharding_constraint
+    slice split squeeze stop_gradient transpose
+    """.split()  # noqa: SIM905
+)
+"""Primitives that only move data, within a device or between devices."""
+_BY_INPUT = ("reduce", "arg", "cum", "scatter", "select_and", "sort")
+"""How the names of those begin that take an operation per element that they read. Their inner programs are scalar."""
+
+
+def operations(program: ClosedJaxpr | Jaxpr) -> float:
+    """Operations of a traced program on one device.
+
+    A loop counts as often as it runs, or once where that is not known before; of alternatives, the largest counts.
+    """
+    jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
+    return float(sum(map(_of, jaxpr.eqns)))
+
+
+def _of(equation: Any) -> float:
+    name, parameters = equation.primitive.name, equation.params
+    if name in _MOVES:
+        return 0.0
+    if name == "dot_general":
+        ((contracted, _), _) = parameters["dimension_numbers"]
+        left = equation.invars[0].aval.shape
+        return 2 * _written(equation) * float(math.prod(left[axis] for axis in contracted))
+    if name == "conv_general_dilated":
+        return _convolution(equation)
+    if name.startswith(_BY_INPUT):
+        return float(max(_size(variable) for variable in equation.invars))
+    inner = list(_inner(parameters))
+    if not inner:
+        return _written(equation)
+    costs = [operations(program) for program in inner]
+    turns = int(parameters["length"]) if name == "scan" else 1
+    return max(costs) if name == "cond" else turns * sum(costs)
+
+
+def _convolution(equation: Any) -> float:
+    """Each output element takes a kernel's worth of multiply-adds, without those with zeros between dilated inputs."""
+    kernel = equation.invars[1].aval.shape
+    features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
+    apart = math.prod(equation.params["lhs_dilation"])
+    return 2 * _written(equation) * float(math.prod(kernel) / max(features, 1) / apart)
+
+
+def _written(equation: Any) -> float:
+    return float(sum(map(_size, equation.outvars)))
+
+
+def _size(variable: Any) -> int:
+    return math.prod(getattr(variable.aval, "shape", ()))
+
+
+def _inner(parameters: dict[str, Any]) -> Iterator[ClosedJaxpr | Jaxpr]:
+    for value in parameters.values():
+        for part in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(part, ClosedJaxpr | Jaxpr):
+                yield part
