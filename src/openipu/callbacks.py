@@ -35,7 +35,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     It goes on also in the middle of an epoch, and ends with the same bits as a run that was never stopped. A checkpoint
     holds weights, optimizer, metrics, random state, the position in the data, the history, and the counters of Keras'
-    callbacks. One folder belongs to one run: use another one to begin anew.
+    callbacks. One folder belongs to one run, whose epochs any number of `fit`s may train: use another one to begin anew.
+    `initial_epoch` says where a run begins, and must not be beyond the newest checkpoint of one that goes on.
 
     Args:
         dir: Folder of the checkpoints. It is made when it is needed.
@@ -107,7 +108,7 @@ class Checkpoint(keras.callbacks.Callback):
         if final or (self._waiting >= self._every and self._checkpoints.due(position.step)):
             self._waiting = 0
             parts = _tree(state(), *State._fields)
-            self._checkpoints.save(position.step, {"fit": self._fit(position), "logs": logs, **parts})
+            self._checkpoints.save(position.step, {"fit": self._fit(position, last), "logs": logs, **parts})
 
     def finish(self) -> None:
         """Wait until the last checkpoint is written."""
@@ -115,11 +116,12 @@ class Checkpoint(keras.callbacks.Callback):
 
     # --- saving and restoring
 
-    def _fit(self, position: Position) -> dict[str, Any]:
+    def _fit(self, position: Position, ended: bool) -> dict[str, Any]:
         """What is neither state nor logs."""
         history = self.model.history
         return {
             "epoch": self._epoch,
+            "ended": ended,
             "position": replace(position, now=positions.random()).to_json(),
             "history": json.dumps({"epoch": history.epoch, "history": history.history}, default=_as_list),
             "callbacks": json.dumps([_counters(callback) for callback in self._callbacks()]),
@@ -140,7 +142,9 @@ class Checkpoint(keras.callbacks.Callback):
         assign(owners, state)
         fit = tree["fit"]
         self._pending = partial(self._put_back, json.loads(fit["history"]), json.loads(fit["callbacks"]))
-        moment = Moment(fit["epoch"], Position.from_json(fit["position"]), state, tree["logs"], self._resumed)
+        moment = Moment(
+            fit["epoch"], fit["ended"], Position.from_json(fit["position"]), state, tree["logs"], self._resumed
+        )
         log.info(
             "%s: goes on from the checkpoint of step %d in %s: epoch %d, step %d",
             self.model.name, step, self._checkpoints.folder, moment.epoch + 1, moment.position.done,
