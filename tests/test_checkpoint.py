@@ -393,7 +393,8 @@ def test_a_run_of_several_fits(tmp_path, caplog):
     assert equal(end, whole)
     assert end[1] == [0, 1, 2, 3]
     assert equal(fit("parts", 4, epochs=4, initial_epoch=3)[1], whole), "the same fit has nothing left to do"
-    assert ipu.callbacks.Checkpoint(tmp_path / "parts").load_weights(model := network()) == 4 * 10
+    model = network()
+    assert ipu.callbacks.Checkpoint(tmp_path / "parts").load_weights(model) == 4 * 10
     assert equal(model.get_weights(), parts.get_weights())
     assert not [record for record in caplog.records if "nothing is left" in record.message]
     assert equal(fit("parts", 5, epochs=1)[1], whole), "nothing is taken back"

@@ -35,8 +35,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     It goes on also in the middle of an epoch, and ends with the same bits as a run that was never stopped. A checkpoint
     holds weights, optimizer, metrics, random state, the position in the data, the history, and the counters of Keras'
-    callbacks. One folder belongs to one run, whose epochs any number of `fit`s may train: use another one to begin anew.
-    `initial_epoch` says where a run begins, and must not be beyond the newest checkpoint of one that goes on.
+    callbacks. One folder belongs to one run, which may take several `fit`s: use another one to begin anew. So
+    `initial_epoch` says where a run begins; in one that goes on, it must only not leave epochs out.
 
     Args:
         dir: Folder of the checkpoints. It is made when it is needed.

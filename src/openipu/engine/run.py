@@ -112,7 +112,7 @@ def fit(
 
 
 def _left(resume: Moment, initial_epoch: int, epochs: int) -> range:
-    """The epochs of a run that goes on, from the one it is in. One that had its last execution is only brought to its end.
+    """The epochs left to a run that goes on, with the one it is in, of which perhaps only the end is left.
 
     The moment knows where it is, so `initial_epoch` decides nothing; it must only not be beyond what was trained.
     """
