@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import replace
 
 import openipu as ipu
@@ -406,6 +407,40 @@ def test_another_optimizer_than_the_checkpoint(tmp_path):
     one = IPUEstimator(model_fn, tmp_path / "new", run_config(), wider, warm_start_from=tmp_path)
     with pytest.raises(ValueError, match=r"'dense/kernel' of shape \(6, 9\) is of shape \(6, 8\) in the checkpoint"):
         one.train(looped(), steps=4)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"`model_dir` is '.*file', which is a file. Give a folder."):
+        estimator(tmp_path / "file")
+    with pytest.raises(
+        PermissionError, match=r"`model_dir` is '.*folder', where nothing can be saved: .* Give a folder"
+    ):
+        estimator(tmp_path / "file" / "folder").train(looped(), steps=4)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "eval").touch()
+    assert estimator(tmp_path / "run").evaluate(once())["global_step"] == 0, "without event files"
+    assert f"Event files could not be written in {tmp_path / 'run' / 'eval'}" in caplog.text
+
+
+def test_a_full_disk_ends_no_training(tmp_path, caplog):
+    one = estimator(tmp_path, iterations=1, save_summary_steps=1)
+    one.train(looped(), steps=1)
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, hard))
+    try:
+        one.train(looped(), steps=30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
+    said = [
+        record.getMessage() for record in caplog.records if record.name == "openipu" and record.levelname == "ERROR"
+    ]
+    assert [message.split(" could")[0] for message in said] == ["Event files", "Checkpoint 31"], "each once"
+    one.train(looped(), steps=1)
+    assert one.latest_checkpoint() == str(tmp_path / "checkpoints" / "2"), "and all is well again"
 
 
 # --- hooks -----------------------------------------------------------------------------------------------------------

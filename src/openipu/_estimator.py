@@ -229,7 +229,10 @@ def _model_dir(model_dir: str | Path | None, config: RunConfig) -> Path:
     if chosen is None:
         chosen = tempfile.mkdtemp(prefix="openipu-estimator-")
         log.warning("Checkpoints go to the temporary folder %s. Give `model_dir` to keep them.", chosen)
-    return Path(chosen)
+    folder = Path(chosen)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"`model_dir` is {str(folder)!r}, which is a file. Give a folder.")
+    return folder
 
 
 def _chosen(predictions: Any, keys: str | Sequence[str] | None) -> Any:

@@ -35,7 +35,7 @@ from .hooks import CheckpointSaverListener
 from .inputs import Elements, InputContext, InputFn
 from .outbox import Outbox
 from .run import Run, Training
-from .saved import FOLDER, Saved
+from .saved import FOLDER, Saved, check_writable
 from .shards import make_sharded_program
 from .steps import Program, make_program
 from .trace import ModelFn, Plan, check_same_weights, discover, metrics_of
@@ -196,6 +196,7 @@ class Core:
         if begin >= target:
             log.info("Nothing to train: %d of %d steps are done.", begin, target)
             return
+        check_writable(self.model_dir)
         executions = -(-(target - begin) // self.iterations)
         replicas = where.replicas.count
         elements = Elements(

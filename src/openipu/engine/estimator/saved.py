@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,21 @@ def locate(path: str | Path) -> tuple[Path, int | None]:
     if folder.name.isdecimal() and folder.parent.is_dir():
         return folder.parent, int(folder.name)
     return (folder / FOLDER if (folder / FOLDER).is_dir() else folder), None
+
+
+def check_writable(model_dir: Path) -> None:
+    """Make the folder of a training run; raises where nothing could be saved in it at all."""
+    try:
+        model_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=model_dir):
+            pass
+    except OSError as error:
+        # A full disk may have room again when it is time to save.
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise PermissionError(
+                f"`model_dir` is {str(model_dir)!r}, where nothing can be saved: {error}. Give a folder that can be "
+                "written, or change its permissions."
+            ) from None
 
 
 def fresh(plan: Plan) -> Saved:
