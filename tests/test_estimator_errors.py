@@ -398,6 +398,7 @@ def test_another_optimizer_than_the_checkpoint(tmp_path):
     params = {"optimizer": adam}
     for settings, message in [
         (WarmStartSettings(tmp_path, "conv"), "No weight of model_fn matches 'conv'. They are called dense/kernel"),
+        (WarmStartSettings(tmp_path, ["dense", "conv"]), "No weight of model_fn matches 'conv'. They are called dense"),
         (tmp_path / "elsewhere", "There is no checkpoint"),
     ]:
         one = IPUEstimator(model_fn, tmp_path / "new", run_config(), params, warm_start_from=settings)
@@ -407,6 +408,26 @@ def test_another_optimizer_than_the_checkpoint(tmp_path):
     one = IPUEstimator(model_fn, tmp_path / "new", run_config(), wider, warm_start_from=tmp_path)
     with pytest.raises(ValueError, match=r"'dense/kernel' of shape \(6, 9\) is of shape \(6, 8\) in the checkpoint"):
         one.train(looped(), steps=4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ((3,), "The checkpoint to warm-start from is a int. Give a `model_dir`"),
+        (("x", [1]), r"`vars_to_warm_start` is \[1\]. Give a regular expression"),
+        (("x", []), r"`vars_to_warm_start` is \[\]. Give a regular expression"),
+        (("x", None), "`vars_to_warm_start` is None. Give a regular expression"),
+        (("x", "dense("), r"`vars_to_warm_start` has 'dense\(', which is no regular expression: missing"),
+    ],
+)
+def test_wrong_warm_starts(settings, message):
+    with pytest.raises(ValueError, match=message):
+        WarmStartSettings(*settings)
+
+
+def test_no_path_to_warm_start_from(tmp_path):
+    with pytest.raises(ValueError, match="The checkpoint to warm-start from is a int"):
+        IPUEstimator(model_fn, tmp_path, run_config(), {}, warm_start_from=3)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

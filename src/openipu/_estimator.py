@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,11 +27,37 @@ class WarmStartSettings:
 
     Args:
         ckpt_to_initialize_from: A `model_dir`, or one of its checkpoints.
-        vars_to_warm_start: Part of the names of the weights to take, as a regular expression.
+        vars_to_warm_start: Which weights to take: a regular expression that is found in their names, or several.
     """
 
     ckpt_to_initialize_from: str | Path
-    vars_to_warm_start: str = ".*"
+    vars_to_warm_start: str | Sequence[str] = ".*"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ckpt_to_initialize_from, str | PathLike):
+            raise ValueError(
+                f"The checkpoint to warm-start from is a {type(self.ckpt_to_initialize_from).__name__}. Give a "
+                "`model_dir` or one of its checkpoints, as a path, or `WarmStartSettings`."
+            )
+        names = self.patterns
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ValueError(
+                f"`vars_to_warm_start` is {self.vars_to_warm_start!r}. Give a regular expression, or a list of them."
+            )
+        for name in names:
+            try:
+                re.compile(name)
+            except re.error as error:
+                raise ValueError(
+                    f"`vars_to_warm_start` has {name!r}, which is no regular expression: {error}. Escape special "
+                    "characters with a backslash."
+                ) from None
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The regular expressions, one of which a weight's name must match."""
+        given = self.vars_to_warm_start
+        return tuple(given) if isinstance(given, list | tuple) else (given,)  # type: ignore[arg-type]
 
 
 class EstimatorBase:

@@ -172,7 +172,7 @@ class Core:
         if self._warm_start is not None:
             folder, step = saving.locate(self._warm_start.ckpt_to_initialize_from)
             source = saving.load(Checkpoints(folder), step)
-            begin = saving.warm(program.plan, begin, source, self._warm_start.vars_to_warm_start)
+            begin = saving.warm(program.plan, begin, source, self._warm_start.patterns)
         elif program.plan.mode != "train":
             log.warning("There is no checkpoint in %s: the variables have their initial values.", self.model_dir)
         return begin

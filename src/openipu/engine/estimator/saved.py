@@ -109,12 +109,13 @@ def restored(program: Program, saved: Saved, where: str) -> State:
     return program.spread.spread(state)
 
 
-def warm(plan: Plan, begin: Saved, source: Saved, pattern: str) -> Saved:
-    """`begin` with those weights of another training run whose names match; the optimizer starts anew."""
+def warm(plan: Plan, begin: Saved, source: Saved, patterns: tuple[str, ...]) -> Saved:
+    """`begin` with those weights of another training run whose names match one; the optimizer starts anew."""
     weights = {name: made for name, made in zip(plan.names, plan.made, strict=True) if made.kind == "weight"}
-    chosen = [name for name in weights if re.search(pattern, name)]
-    if not chosen:
-        raise ValueError(f"No weight of model_fn matches {pattern!r}. They are called {', '.join(weights)}.")
+    for pattern in patterns:
+        if not any(re.search(pattern, name) for name in weights):
+            raise ValueError(f"No weight of model_fn matches {pattern!r}. They are called {', '.join(weights)}.")
+    chosen = [name for name in weights if any(re.search(pattern, name) for pattern in patterns)]
     for name in chosen:
         found = source.variables.get(name)
         if found is None or np.shape(found) != weights[name].shape:
