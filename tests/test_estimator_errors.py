@@ -188,6 +188,10 @@ def test_making_one(message, function, settings, tmp_path):
         (ValueError, "counts examples", lambda e: e.predict(looped(), yield_single_examples=False, num_predictions=3)),
         (TypeError, "`input_fn` is a ndarray", lambda e: e.train(X, steps=4)),
         (TypeError, "A hook is a int", lambda e: e.train(looped(), hooks=[3], steps=4)),
+        (TypeError, "`hooks` is a int. Give a list", lambda e: e.train(looped(), hooks=3, steps=4)),
+        (TypeError, "`hooks` is a int. Give a list", lambda e: e.evaluate(looped(), hooks=3, steps=4)),
+        (TypeError, "`hooks` is a int. Give a list", lambda e: e.predict(looped(), hooks=3)),
+        (TypeError, "`saving_listeners` is a int", lambda e: e.train(looped(), saving_listeners=3, steps=4)),
         (TypeError, "A saving listener is a int", lambda e: e.train(looped(), steps=4, saving_listeners=[3])),
         (ValueError, "There is no checkpoint", lambda e: e.get_variable_names()),
         (FileNotFoundError, "There is no checkpoint", lambda e: e.evaluate(once(), checkpoint_path="/nowhere")),
@@ -425,9 +429,17 @@ def test_wrong_warm_starts(settings, message):
         WarmStartSettings(*settings)
 
 
-def test_no_path_to_warm_start_from(tmp_path):
+@pytest.mark.parametrize("name", ["training_hooks", "training_chief_hooks", "evaluation_hooks", "prediction_hooks"])
+def test_hooks_are_lists(name):
+    with pytest.raises(TypeError, match=f"`{name}` is a int. Give a list, also for a single one."):
+        EstimatorSpec("train", loss=1.0, **{name: 3})
+
+
+def test_what_is_no_path(tmp_path):
     with pytest.raises(ValueError, match="The checkpoint to warm-start from is a int"):
         IPUEstimator(model_fn, tmp_path, run_config(), {}, warm_start_from=3)
+    with pytest.raises(ValueError, match="`model_dir` is a int"):
+        IPUEstimator(model_fn, 3, run_config(), {})
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

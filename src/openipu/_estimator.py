@@ -14,6 +14,7 @@ from typing import Any, Self
 from openipu.engine.estimator.core import Core, single_examples
 from openipu.engine.estimator.hooks import CheckpointSaverListener
 from openipu.engine.estimator.saved import FOLDER
+from openipu.engine.estimator.specs import hook_list
 from openipu.engine.estimator.trace import arguments
 from openipu.engine.plan import positive, round_up
 from openipu.ipu_run_config import RunConfig
@@ -56,8 +57,8 @@ class WarmStartSettings:
     @property
     def patterns(self) -> tuple[str, ...]:
         """The regular expressions, one of which a weight's name must match."""
-        given = self.vars_to_warm_start
-        return tuple(given) if isinstance(given, list | tuple) else (given,)  # type: ignore[arg-type]
+        given: Any = self.vars_to_warm_start
+        return tuple(given) if isinstance(given, list | tuple) else (given,)
 
 
 class EstimatorBase:
@@ -111,11 +112,12 @@ class EstimatorBase:
         if (steps is None) == (max_steps is None):
             raise ValueError(f"`steps` is {steps} and `max_steps` is {max_steps}. Give exactly one of them.")
         self._check_multiple(steps)
-        for listener in saving_listeners or ():
+        listeners = hook_list("saving_listeners", saving_listeners)
+        for listener in listeners:
             if not isinstance(listener, CheckpointSaverListener):
                 raise TypeError(f"A saving listener is a {type(listener).__name__}. Give `CheckpointSaverListener`s.")
         params = self._params_of("train", input_fn)
-        self._core.train(input_fn, params, list(hooks or ()), steps, max_steps, list(saving_listeners or ()))
+        self._core.train(input_fn, params, list(hook_list("hooks", hooks)), steps, max_steps, list(listeners))
         return self
 
     def evaluate(
@@ -138,7 +140,7 @@ class EstimatorBase:
         steps = positive("steps", steps, optional=True)
         self._check_multiple(steps)
         params = self._params_of("eval", input_fn)
-        return self._core.evaluate(input_fn, params, steps, list(hooks or ()), checkpoint_path, name)
+        return self._core.evaluate(input_fn, params, steps, list(hook_list("hooks", hooks)), checkpoint_path, name)
 
     def predict(
         self,
@@ -161,7 +163,7 @@ class EstimatorBase:
         """
         limit = positive("num_predictions", num_predictions, optional=True)
         params = self._params_of("predict", input_fn)
-        blocks = self._core.predict(input_fn, params, list(hooks or ()), checkpoint_path)
+        blocks = self._core.predict(input_fn, params, list(hook_list("hooks", hooks)), checkpoint_path)
         blocks = (_chosen(block, predict_keys) for block in blocks)
         if yield_single_examples:
             return single_examples(blocks, limit)
@@ -257,6 +259,8 @@ def _model_dir(model_dir: str | Path | None, config: RunConfig) -> Path:
     if chosen is None:
         chosen = tempfile.mkdtemp(prefix="openipu-estimator-")
         log.warning("Checkpoints go to the temporary folder %s. Give `model_dir` to keep them.", chosen)
+    if not isinstance(chosen, str | PathLike):
+        raise ValueError(f"`model_dir` is a {type(chosen).__name__}. Give the path of a folder.")
     folder = Path(chosen)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"`model_dir` is {str(folder)!r}, which is a file. Give a folder.")

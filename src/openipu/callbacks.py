@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ class Checkpoint(keras.callbacks.Callback):
         max_share: float = 0.05,
     ) -> None:
         super().__init__()
+        if not isinstance(dir, str | PathLike):
+            raise ValueError(f"`dir` is a {type(dir).__name__}. Give the path of the folder for the checkpoints.")
         self._every = positive("every_n_executions", every_n_executions)
         keep = positive("keep", keep, optional=True)
         self._checkpoints = Checkpoints(dir, keep=keep, every_seconds=every_seconds, max_share=max_share)
