@@ -376,6 +376,36 @@ def test_callbacks_go_on_counting(tmp_path):
     assert equal(end, whole)
 
 
+def test_a_run_of_several_fits(tmp_path, caplog):
+    """Whatever `initial_epoch` says, a fit goes on from the newest checkpoint, which is always the one last saved."""
+
+    def fit(folder, seed=1, model=None, **epochs):
+        keras.utils.set_random_seed(seed)
+        model, checkpoint = model or network(), ipu.callbacks.Checkpoint(tmp_path / folder, keep=None, max_share=1)
+        history = model.fit(X, Y, 8, verbose=0, validation_split=0.2, callbacks=[checkpoint], **epochs)
+        return model, (history.history, history.epoch, weights(model))
+
+    _, whole = fit("whole", epochs=4)
+    model, _ = fit("parts", epochs=2)
+    fit("parts", 2, model, epochs=3, initial_epoch=2)
+    assert Checkpoints(tmp_path / "parts").latest() == 3 * 10
+    parts, end = fit("parts", 3, epochs=4, initial_epoch=3)
+    assert equal(end, whole)
+    assert end[1] == [0, 1, 2, 3]
+    assert equal(fit("parts", 4, epochs=4, initial_epoch=3)[1], whole), "the same fit has nothing left to do"
+    model = network()
+    assert ipu.callbacks.Checkpoint(tmp_path / "parts").load_weights(model) == 4 * 10
+    assert equal(model.get_weights(), parts.get_weights())
+    assert not [record for record in caplog.records if "nothing is left" in record.message]
+    assert equal(fit("parts", 5, epochs=1)[1], whole), "nothing is taken back"
+    assert "`epochs` is 1, but the newest checkpoint is in epoch 3 (counted from 0)" in caplog.text
+    with pytest.raises(ValueError, match=r"`initial_epoch` is 5, but .* in epoch 3 .* Give at most 4 to go on"):
+        fit("parts", epochs=9, initial_epoch=5)
+    _, late = fit("late", epochs=4, initial_epoch=2)
+    assert late[1] == [2, 3]
+    assert equal(fit("late", 6, epochs=4, initial_epoch=2)[1], late)
+
+
 def test_every_n_executions(tmp_path):
     folder = tmp_path / "run"
     checkpoint = ipu.callbacks.Checkpoint(folder, every_n_executions=5, keep=None, max_share=1)
@@ -395,6 +425,8 @@ def test_what_cannot_go_on_says_why(tmp_path):
     two = [ipu.callbacks.Checkpoint(tmp_path), ipu.callbacks.Checkpoint(tmp_path)]
     with pytest.raises(ValueError, match="Two `Checkpoint` callbacks"):
         network().fit(X, Y, verbose=0, callbacks=two)
+    with pytest.raises(ValueError, match="`dir` is a int"):
+        ipu.callbacks.Checkpoint(3)
     with pytest.raises(ValueError, match="`every_n_executions` is 0"):
         ipu.callbacks.Checkpoint(tmp_path, every_n_executions=0)
     # Resume a run of 8 rows per batch after 3 batches with 5 rows per batch, and with other metrics.

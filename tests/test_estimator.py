@@ -602,6 +602,10 @@ def test_warm_start_and_variables(trained, tmp_path):
     one = IPUEstimator(model_fn, tmp_path / "a", run_config(), params, warm_start_from=settings)
     one.train(looped(), steps=4)
     assert variables(one)["global_step"] == 4
+    for names in (["dense/kernel", "^dense/b"], ("dense/.*",)):
+        settings = WarmStartSettings(trained.model_dir, names)
+        other = IPUEstimator(model_fn, tmp_path / str(len(names)), run_config(), params, warm_start_from=settings)
+        assert_same(other.train(looped(), steps=4), one)
     all_of_it = IPUEstimator(model_fn, tmp_path / "b", run_config(), params, warm_start_from=trained.model_dir)
     assert all_of_it.evaluate(once())["loss"] == pytest.approx(trained.evaluate(once())["loss"], abs=1e-6)
     assert one.latest_checkpoint() == str(tmp_path / "a" / "checkpoints" / "4")

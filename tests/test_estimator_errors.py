@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import replace
 
 import openipu as ipu
@@ -187,6 +188,10 @@ def test_making_one(message, function, settings, tmp_path):
         (ValueError, "counts examples", lambda e: e.predict(looped(), yield_single_examples=False, num_predictions=3)),
         (TypeError, "`input_fn` is a ndarray", lambda e: e.train(X, steps=4)),
         (TypeError, "A hook is a int", lambda e: e.train(looped(), hooks=[3], steps=4)),
+        (TypeError, "`hooks` is a int. Give a list", lambda e: e.train(looped(), hooks=3, steps=4)),
+        (TypeError, "`hooks` is a int. Give a list", lambda e: e.evaluate(looped(), hooks=3, steps=4)),
+        (TypeError, "`hooks` is a int. Give a list", lambda e: e.predict(looped(), hooks=3)),
+        (TypeError, "`saving_listeners` is a int", lambda e: e.train(looped(), saving_listeners=3, steps=4)),
         (TypeError, "A saving listener is a int", lambda e: e.train(looped(), steps=4, saving_listeners=[3])),
         (ValueError, "There is no checkpoint", lambda e: e.get_variable_names()),
         (FileNotFoundError, "There is no checkpoint", lambda e: e.evaluate(once(), checkpoint_path="/nowhere")),
@@ -428,6 +433,7 @@ def test_another_optimizer_than_the_checkpoint(tmp_path):
     params = {"optimizer": adam}
     for settings, message in [
         (WarmStartSettings(tmp_path, "conv"), "No weight of model_fn matches 'conv'. They are called dense/kernel"),
+        (WarmStartSettings(tmp_path, ["dense", "conv"]), "No weight of model_fn matches 'conv'. They are called dense"),
         (tmp_path / "elsewhere", "There is no checkpoint"),
     ]:
         one = IPUEstimator(model_fn, tmp_path / "new", run_config(), params, warm_start_from=settings)
@@ -437,6 +443,68 @@ def test_another_optimizer_than_the_checkpoint(tmp_path):
     one = IPUEstimator(model_fn, tmp_path / "new", run_config(), wider, warm_start_from=tmp_path)
     with pytest.raises(ValueError, match=r"'dense/kernel' of shape \(6, 9\) is of shape \(6, 8\) in the checkpoint"):
         one.train(looped(), steps=4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ((3,), "The checkpoint to warm-start from is a int. Give a `model_dir`"),
+        (("x", [1]), r"`vars_to_warm_start` is \[1\]. Give a regular expression"),
+        (("x", []), r"`vars_to_warm_start` is \[\]. Give a regular expression"),
+        (("x", None), "`vars_to_warm_start` is None. Give a regular expression"),
+        (("x", "dense("), r"`vars_to_warm_start` has 'dense\(', which is no regular expression: missing"),
+    ],
+)
+def test_wrong_warm_starts(settings, message):
+    with pytest.raises(ValueError, match=message):
+        WarmStartSettings(*settings)
+
+
+@pytest.mark.parametrize("name", ["training_hooks", "training_chief_hooks", "evaluation_hooks", "prediction_hooks"])
+def test_hooks_are_lists(name):
+    with pytest.raises(TypeError, match=f"`{name}` is a int. Give a list, also for a single one."):
+        EstimatorSpec("train", loss=1.0, **{name: 3})
+
+
+def test_what_is_no_path(tmp_path):
+    with pytest.raises(ValueError, match="The checkpoint to warm-start from is a int"):
+        IPUEstimator(model_fn, tmp_path, run_config(), {}, warm_start_from=3)
+    with pytest.raises(ValueError, match="`model_dir` is a int"):
+        IPUEstimator(model_fn, 3, run_config(), {})
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"`model_dir` is '.*file', which is a file. Give a folder."):
+        estimator(tmp_path / "file")
+    with pytest.raises(
+        PermissionError, match=r"`model_dir` is '.*folder', where nothing can be saved: .* Give a folder"
+    ):
+        estimator(tmp_path / "file" / "folder").train(looped(), steps=4)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "eval").touch()
+    assert estimator(tmp_path / "run").evaluate(once())["global_step"] == 0, "without event files"
+    assert f"Event files could not be written in {tmp_path / 'run' / 'eval'}" in caplog.text
+
+
+def test_a_full_disk_ends_no_training(tmp_path, caplog):
+    one = estimator(tmp_path, iterations=1, save_summary_steps=1)
+    one.train(looped(), steps=1)
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, hard))
+    try:
+        one.train(looped(), steps=30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
+    said = [
+        record.getMessage() for record in caplog.records if record.name == "openipu" and record.levelname == "ERROR"
+    ]
+    assert [message.split(" could")[0] for message in said] == ["Event files", "Checkpoint 31"], "each once"
+    one.train(looped(), steps=1)
+    assert one.latest_checkpoint() == str(tmp_path / "checkpoints" / "2"), "and all is well again"
 
 
 # --- hooks -----------------------------------------------------------------------------------------------------------

@@ -129,6 +129,27 @@ def small_cifar(tmp_path_factory):
     return str(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("cifar10/cifar10_ipu_estimator.py", ["--batch-size", "0"], "--batch-size: '0' is not a whole number of 1 or"),
+        ("cifar10/cifar10_pipeline_estimator.py", ["--epochs", "-1"], "--epochs: '-1' is not a whole number of 1 or"),
+        ("cifar10/cifar10_ipu_strategy.py", ["--batch-size", "71"], "--batch-size 71 is more than the 70 test images"),
+        ("ipu_estimator_cnn/ipu_estimator_cnn.py", ["--log-interval", "0"], "--log-interval: '0' is not above 0"),
+        (
+            "ipu_estimator_cnn/ipu_estimator_cnn.py",
+            ["--batch-size", "9", "--batches-per-step", "8"],
+            "70 test images are",
+        ),
+    ],
+)
+def test_wrong_options(name, arguments, message, small_cifar):
+    result = run_example(name, *arguments, data=small_cifar)
+    assert result.returncode in (1, 2)
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 # Compiling these networks takes half a minute each.
 slow = pytest.mark.slow
 

@@ -1,5 +1,6 @@
-"""What the CIFAR-10 scripts share: the data, the network as a list of 18 layers, and its loss."""
+"""What the CIFAR-10 scripts share: the data, the network as a list of 18 layers, its loss, and how options are read."""
 
+import argparse
 import logging
 
 import openipu as ipu
@@ -11,6 +12,21 @@ def load():
     """Images (uint8) and labels: CIFAR-10 from OPENIPU_DATA or Keras, else stand-in images that say so."""
     data = ipu.datasets.cifar10()
     return (data.x_train, data.y_train[:, 0]), (data.x_test, data.y_test[:, 0])
+
+
+def count(text):
+    """An option that is a whole number of 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def execution_steps(test_images, batch_size):
+    """Steps of one execution: as many as the test images make."""
+    images = len(test_images)
+    if batch_size > images:
+        raise SystemExit(f"--batch-size {batch_size} is more than the {images} test images. Give at most {images}.")
+    return images // batch_size
 
 
 def show_log():

@@ -10,14 +10,14 @@ import openipu as ipu
 from openipu.estimator import EstimatorSpec, ModeKeys
 
 import keras
-from cifar10 import load, mean_loss, network, show_log, test_input, train_input
+from cifar10 import count, execution_steps, load, mean_loss, network, show_log, test_input, train_input
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description="CIFAR-10 with IPUEstimator on replicas")
-    parser.add_argument("--batch-size", type=int, default=16, help="batch size of each replica")
-    parser.add_argument("--epochs", type=int, default=150, help="times that each replica trains on 50,000 images")
-    parser.add_argument("--ipus", type=int, default=2, help="number of replicas")
+    parser.add_argument("--batch-size", type=count, default=16, help="batch size of each replica")
+    parser.add_argument("--epochs", type=count, default=150, help="times that each replica trains on 50,000 images")
+    parser.add_argument("--ipus", type=count, default=2, help="number of replicas")
     return parser.parse_args()
 
 
@@ -35,7 +35,7 @@ def main():
     args = parse_arguments()
     show_log()
     train, test = load()
-    test_steps = len(test[0]) // args.batch_size
+    test_steps = execution_steps(test[0], args.batch_size)
     training_steps = 5 * test_steps  # steps are those of one replica
 
     cfg = ipu.config.IPUConfig()

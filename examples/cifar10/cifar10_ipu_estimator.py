@@ -9,13 +9,13 @@ import openipu as ipu
 from openipu.estimator import EstimatorSpec, ModeKeys
 
 import keras
-from cifar10 import load, mean_loss, network, show_log, test_input, train_input
+from cifar10 import count, execution_steps, load, mean_loss, network, show_log, test_input, train_input
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description="CIFAR-10 with IPUEstimator")
-    parser.add_argument("--batch-size", type=int, default=16, help="batch size for training")
-    parser.add_argument("--epochs", type=int, default=150, help="times that the training images are gone through")
+    parser.add_argument("--batch-size", type=count, default=16, help="batch size for training")
+    parser.add_argument("--epochs", type=count, default=150, help="times that the training images are gone through")
     return parser.parse_args()
 
 
@@ -32,7 +32,7 @@ def main():
     args = parse_arguments()
     show_log()
     train, test = load()
-    test_steps = len(test[0]) // args.batch_size
+    test_steps = execution_steps(test[0], args.batch_size)
     training_steps = 5 * test_steps  # five times as many images
 
     cfg = ipu.config.IPUConfig()

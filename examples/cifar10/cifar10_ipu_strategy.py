@@ -8,13 +8,13 @@ import argparse
 import openipu as ipu
 
 import keras
-from cifar10 import layers, load
+from cifar10 import count, execution_steps, layers, load
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description="CIFAR-10 with IPUStrategy")
-    parser.add_argument("--batch-size", type=int, default=16, help="batch size for training")
-    parser.add_argument("--epochs", type=int, default=150, help="times that the training images are gone through")
+    parser.add_argument("--batch-size", type=count, default=16, help="batch size for training")
+    parser.add_argument("--epochs", type=count, default=150, help="times that the training images are gone through")
     return parser.parse_args()
 
 
@@ -32,7 +32,7 @@ def main():
             optimizer=keras.optimizers.SGD(0.01),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
-            steps_per_execution=len(x_test) // args.batch_size,
+            steps_per_execution=execution_steps(x_test, args.batch_size),
         )
         model.fit(x_train, y_train, batch_size=args.batch_size, epochs=args.epochs, verbose=2)
         result = model.evaluate(x_test, y_test, batch_size=args.batch_size, verbose=0, return_dict=True)

@@ -11,16 +11,16 @@ from openipu.estimator import ModeKeys
 
 import keras
 import numpy as np
-from cifar10 import layers, load, mean_loss, show_log, test_input, train_input
+from cifar10 import count, execution_steps, layers, load, mean_loss, show_log, test_input, train_input
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description="CIFAR-10 with IPUPipelineEstimator")
-    parser.add_argument("--batch-size", type=int, default=16, help="images of one micro-batch")
-    parser.add_argument("--epochs", type=int, default=150, help="times to train on 50,000 images")
-    parser.add_argument("--ipus", type=int, default=2, help="number of devices: 2 stages times replicas")
-    parser.add_argument("--gradient-accumulation-count", type=int, default=8, help="micro-batches of one update")
-    parser.add_argument("--model_shard_position", type=int, default=7, help="layers in the first stage, 1 to 17")
+    parser.add_argument("--batch-size", type=count, default=16, help="images of one micro-batch")
+    parser.add_argument("--epochs", type=count, default=150, help="times to train on 50,000 images")
+    parser.add_argument("--ipus", type=count, default=2, help="number of devices: 2 stages times replicas")
+    parser.add_argument("--gradient-accumulation-count", type=count, default=8, help="micro-batches of one update")
+    parser.add_argument("--model_shard_position", type=count, default=7, help="layers in the first stage, 1 to 17")
     args = parser.parse_args()
     if args.ipus < 2 or args.ipus % 2:
         parser.error(f"--ipus is {args.ipus}, but each replica needs 2 devices. Give 2, 4, ...")
@@ -67,8 +67,9 @@ def main():
     args = parse_arguments()
     show_log()
     train, test = load()
-    count = args.gradient_accumulation_count
-    test_steps = max(len(test[0]) // args.batch_size // count, 1) * count  # an execution holds whole updates
+    accumulated = args.gradient_accumulation_count
+    updates = max(execution_steps(test[0], args.batch_size) // accumulated, 1)
+    test_steps = updates * accumulated  # an execution holds whole updates
     training_steps = 5 * test_steps
 
     cfg = ipu.config.IPUConfig()
@@ -77,7 +78,7 @@ def main():
         iterations_per_loop=test_steps, ipu_options=cfg, num_shards=2, num_replicas=args.ipus // 2
     )
     config = ipu.ipu_run_config.RunConfig(ipu_run_config=ipu_config, log_step_count_steps=training_steps)
-    params = {"model_shard_position": args.model_shard_position, "gradient_accumulation_count": count}
+    params = {"model_shard_position": args.model_shard_position, "gradient_accumulation_count": accumulated}
 
     estimator = ipu.ipu_pipeline_estimator.IPUPipelineEstimator(model_fn, config=config, params=params)
     estimator.train(train_input(*train, args.batch_size), steps=training_steps * args.epochs)

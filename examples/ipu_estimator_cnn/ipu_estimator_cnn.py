@@ -14,16 +14,29 @@ import keras
 import numpy as np
 
 
+def positive(kind):
+    """The type of an option that is a number above 0: `int` or `float`."""
+
+    def number(text):
+        if not 0 < kind(text) < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+        return kind(text)
+
+    return number
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(description="A CNN on CIFAR-10 with IPUEstimator")
     parser.add_argument("--test-only", action="store_true", help="skip training, test the newest checkpoint")
     parser.add_argument("--train-only", action="store_true", help="skip testing")
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--batches-per-step", type=int, default=100, help="batches of one execution")
-    parser.add_argument("--learning-rate", type=float, default=0.01)
-    parser.add_argument("--epochs", type=float, default=100)
-    parser.add_argument("--log-interval", type=float, default=3, help="seconds between log lines")
-    parser.add_argument("--summary-interval", type=int, default=1, help="steps between summaries for TensorBoard")
+    parser.add_argument("--batch-size", type=positive(int), default=32)
+    parser.add_argument("--batches-per-step", type=positive(int), default=100, help="batches of one execution")
+    parser.add_argument("--learning-rate", type=positive(float), default=0.01)
+    parser.add_argument("--epochs", type=positive(float), default=100)
+    parser.add_argument("--log-interval", type=positive(float), default=3, help="seconds between log lines")
+    parser.add_argument(
+        "--summary-interval", type=positive(int), default=1, help="steps between summaries for TensorBoard"
+    )
     parser.add_argument("--model-dir", help="where checkpoints and summaries go")
     parser.add_argument("--profile", action="store_true", help="write reports about the programs to the model dir")
     parser.add_argument("--generated-data", action="store_true", help="random images instead of CIFAR-10")
@@ -110,6 +123,12 @@ def main():
     logger.propagate = False
 
     train, test = load(args.generated_data)
+    test_steps = len(test[0]) // args.batch_size // args.batches_per_step * args.batches_per_step
+    if test_steps == 0 and not args.train_only:
+        raise SystemExit(
+            f"{len(test[0])} test images are less than one execution: {args.batches_per_step} batches of "
+            f"{args.batch_size}. Lower --batches-per-step or --batch-size, or give --train-only."
+        )
     estimator = make_estimator(args)
     if not args.test_only:
         # Whole executions, and at least one more than the epochs have.
@@ -119,12 +138,9 @@ def main():
         data = ipu.data.repeat(*train, batch_size=args.batch_size, shuffle=True, seed=1)
         estimator.train(lambda: data, steps=steps, hooks=[Timer()])
     if not args.train_only:
-        steps = len(test[0]) // args.batch_size // args.batches_per_step * args.batches_per_step
-        if steps == 0:
-            raise SystemExit(f"{len(test[0])} test images are less than one execution. Lower --batches-per-step.")
-        print(f"Evaluating on {steps * args.batch_size} examples")
+        print(f"Evaluating on {test_steps * args.batch_size} examples")
         data = ipu.data.repeat(*test, batch_size=args.batch_size)
-        result = estimator.evaluate(lambda: data, steps=steps, hooks=[Timer()])
+        result = estimator.evaluate(lambda: data, steps=test_steps, hooks=[Timer()])
         print(f"Test loss: {result['loss']:.4f}")
         print(f"Test accuracy: {100 * result['accuracy']:.2f}%")
 

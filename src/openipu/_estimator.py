@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from openipu.engine.estimator.core import Core, single_examples
 from openipu.engine.estimator.hooks import CheckpointSaverListener
 from openipu.engine.estimator.saved import FOLDER
+from openipu.engine.estimator.specs import hook_list
 from openipu.engine.estimator.trace import arguments
 from openipu.engine.plan import positive, round_up
 from openipu.ipu_run_config import RunConfig
@@ -25,11 +28,37 @@ class WarmStartSettings:
 
     Args:
         ckpt_to_initialize_from: A `model_dir`, or one of its checkpoints.
-        vars_to_warm_start: Part of the names of the weights to take, as a regular expression.
+        vars_to_warm_start: Which weights to take: a regular expression that is found in their names, or several.
     """
 
     ckpt_to_initialize_from: str | Path
-    vars_to_warm_start: str = ".*"
+    vars_to_warm_start: str | Sequence[str] = ".*"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ckpt_to_initialize_from, str | PathLike):
+            raise ValueError(
+                f"The checkpoint to warm-start from is a {type(self.ckpt_to_initialize_from).__name__}. Give a "
+                "`model_dir` or one of its checkpoints, as a path, or `WarmStartSettings`."
+            )
+        names = self.patterns
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ValueError(
+                f"`vars_to_warm_start` is {self.vars_to_warm_start!r}. Give a regular expression, or a list of them."
+            )
+        for name in names:
+            try:
+                re.compile(name)
+            except re.error as error:
+                raise ValueError(
+                    f"`vars_to_warm_start` has {name!r}, which is no regular expression: {error}. Escape special "
+                    "characters with a backslash."
+                ) from None
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The regular expressions, one of which a weight's name must match."""
+        given: Any = self.vars_to_warm_start
+        return tuple(given) if isinstance(given, list | tuple) else (given,)
 
 
 class EstimatorBase:
@@ -83,11 +112,12 @@ class EstimatorBase:
         if (steps is None) == (max_steps is None):
             raise ValueError(f"`steps` is {steps} and `max_steps` is {max_steps}. Give exactly one of them.")
         self._check_multiple(steps)
-        for listener in saving_listeners or ():
+        listeners = hook_list("saving_listeners", saving_listeners)
+        for listener in listeners:
             if not isinstance(listener, CheckpointSaverListener):
                 raise TypeError(f"A saving listener is a {type(listener).__name__}. Give `CheckpointSaverListener`s.")
         params = self._params_of("train", input_fn)
-        self._core.train(input_fn, params, list(hooks or ()), steps, max_steps, list(saving_listeners or ()))
+        self._core.train(input_fn, params, list(hook_list("hooks", hooks)), steps, max_steps, list(listeners))
         return self
 
     def evaluate(
@@ -110,7 +140,7 @@ class EstimatorBase:
         steps = positive("steps", steps, optional=True)
         self._check_multiple(steps)
         params = self._params_of("eval", input_fn)
-        return self._core.evaluate(input_fn, params, steps, list(hooks or ()), checkpoint_path, name)
+        return self._core.evaluate(input_fn, params, steps, list(hook_list("hooks", hooks)), checkpoint_path, name)
 
     def predict(
         self,
@@ -133,7 +163,7 @@ class EstimatorBase:
         """
         limit = positive("num_predictions", num_predictions, optional=True)
         params = self._params_of("predict", input_fn)
-        blocks = self._core.predict(input_fn, params, list(hooks or ()), checkpoint_path)
+        blocks = self._core.predict(input_fn, params, list(hook_list("hooks", hooks)), checkpoint_path)
         blocks = (_chosen(block, predict_keys) for block in blocks)
         if yield_single_examples:
             return single_examples(blocks, limit)
@@ -241,7 +271,12 @@ def _model_dir(model_dir: str | Path | None, config: RunConfig) -> Path:
     if chosen is None:
         chosen = tempfile.mkdtemp(prefix="openipu-estimator-")
         log.warning("Checkpoints go to the temporary folder %s. Give `model_dir` to keep them.", chosen)
-    return Path(chosen)
+    if not isinstance(chosen, str | PathLike):
+        raise ValueError(f"`model_dir` is a {type(chosen).__name__}. Give the path of a folder.")
+    folder = Path(chosen)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"`model_dir` is {str(folder)!r}, which is a file. Give a folder.")
+    return folder
 
 
 def _chosen(predictions: Any, keys: str | Sequence[str] | None) -> Any:

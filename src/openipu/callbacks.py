@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     It goes on also in the middle of an epoch, and ends with the same bits as a run that was never stopped. A checkpoint
     holds weights, optimizer, metrics, random state, the position in the data, the history, and the counters of Keras'
-    callbacks. One folder belongs to one run: use another one to begin anew.
+    callbacks. One folder belongs to one run, which may take several `fit`s: use another one to begin anew. So
+    `initial_epoch` says where a run begins; in one that goes on, it must only not leave epochs out.
 
     Args:
         dir: Folder of the checkpoints. It is made when it is needed.
@@ -55,6 +57,8 @@ class Checkpoint(keras.callbacks.Callback):
         max_share: float = 0.05,
     ) -> None:
         super().__init__()
+        if not isinstance(dir, str | PathLike):
+            raise ValueError(f"`dir` is a {type(dir).__name__}. Give the path of the folder for the checkpoints.")
         self._every = positive("every_n_executions", every_n_executions)
         keep = positive("keep", keep, optional=True)
         self._checkpoints = Checkpoints(dir, keep=keep, every_seconds=every_seconds, max_share=max_share)
@@ -107,7 +111,7 @@ class Checkpoint(keras.callbacks.Callback):
         if final or (self._waiting >= self._every and self._checkpoints.due(position.step)):
             self._waiting = 0
             parts = _tree(state(), *State._fields)
-            self._checkpoints.save(position.step, {"fit": self._fit(position), "logs": logs, **parts})
+            self._checkpoints.save(position.step, {"fit": self._fit(position, last), "logs": logs, **parts})
 
     def finish(self) -> None:
         """Wait until the last checkpoint is written."""
@@ -115,11 +119,12 @@ class Checkpoint(keras.callbacks.Callback):
 
     # --- saving and restoring
 
-    def _fit(self, position: Position) -> dict[str, Any]:
+    def _fit(self, position: Position, ended: bool) -> dict[str, Any]:
         """What is neither state nor logs."""
         history = self.model.history
         return {
             "epoch": self._epoch,
+            "ended": ended,
             "position": replace(position, now=positions.random()).to_json(),
             "history": json.dumps({"epoch": history.epoch, "history": history.history}, default=_as_list),
             "callbacks": json.dumps([_counters(callback) for callback in self._callbacks()]),
@@ -140,7 +145,9 @@ class Checkpoint(keras.callbacks.Callback):
         assign(owners, state)
         fit = tree["fit"]
         self._pending = partial(self._put_back, json.loads(fit["history"]), json.loads(fit["callbacks"]))
-        moment = Moment(fit["epoch"], Position.from_json(fit["position"]), state, tree["logs"], self._resumed)
+        moment = Moment(
+            fit["epoch"], fit["ended"], Position.from_json(fit["position"]), state, tree["logs"], self._resumed
+        )
         log.info(
             "%s: goes on from the checkpoint of step %d in %s: epoch %d, step %d",
             self.model.name, step, self._checkpoints.folder, moment.epoch + 1, moment.position.done,

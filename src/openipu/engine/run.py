@@ -18,7 +18,7 @@ from .feed import Feed
 from .options import MetricReduction
 from .place import place as make_place
 from .plan import check_training, describe_updates, limited, make_feed, positive
-from .session import Session, concatenate
+from .session import Moment, Session, concatenate
 from .state import Logs, Mode
 
 log = logging.getLogger("openipu")
@@ -78,10 +78,11 @@ def fit(
     epoch_logs: Logs = {}
     callbacks.on_train_begin()
     try:
-        start = keras_model.start_epoch(model, initial_epoch)
-        if session.resume is not None and session.resume.epoch < start:
-            session.resume = None
-        for epoch in range(session.resume.epoch if session.resume else start, epochs):
+        if session.resume is None:
+            todo = range(keras_model.start_epoch(model, initial_epoch), epochs)
+        else:
+            todo = _left(session.resume, initial_epoch, epochs)
+        for epoch in todo:
             model.reset_metrics()
             callbacks.on_epoch_begin(epoch)
             epoch_logs = _run_metrics(session, "train", feed, callbacks, lambda: model.stop_training)
@@ -108,6 +109,25 @@ def fit(
             _finalize(model)
     callbacks.on_train_end(logs=epoch_logs)
     return model.history
+
+
+def _left(resume: Moment, initial_epoch: int, epochs: int) -> range:
+    """The epochs left to a run that goes on, with the one it is in, of which perhaps only the end is left.
+
+    The moment knows where it is, so `initial_epoch` decides nothing; it must only not be beyond what was trained.
+    """
+    here = resume.epoch
+    if initial_epoch > here + 1:
+        raise ValueError(
+            f"`initial_epoch` is {initial_epoch}, but the newest checkpoint is in epoch {here} (counted from 0), so "
+            f"epochs are missing. Give at most {here + 1} to go on from it, or another folder to begin anew."
+        )
+    if here >= epochs:
+        log.warning(
+            "`epochs` is %d, but the newest checkpoint is in epoch %d (counted from 0): nothing is left to train. The "
+            "weights are those of the checkpoint.", epochs, here,
+        )  # fmt: skip
+    return range(here, max(epochs, here + 1) if resume.ended else epochs)
 
 
 def evaluate(

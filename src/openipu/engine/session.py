@@ -39,11 +39,13 @@ from .step_function import StepFunction
 class Moment:
     """A running `fit` between two executions: all that another process needs in order to go on from here.
 
-    `state` is a `Held.snapshot`, `epoch` Keras' number of the epoch and `logs` those of the last execution. `resumed`
-    is called when all is in place: after `on_epoch_begin`, which this moment had behind it.
+    `state` is a `Held.snapshot`, `epoch` Keras' number of the epoch, `ended` whether that had its last execution, and
+    `logs` those of the last execution. `resumed` is called when all is in place: after `on_epoch_begin`, which this
+    moment had behind it.
     """
 
     epoch: int
+    ended: bool
     position: Position
     state: State
     logs: Logs

@@ -35,7 +35,7 @@ from .hooks import CheckpointSaverListener
 from .inputs import Elements, InputContext, InputFn
 from .outbox import Outbox
 from .run import Run, Training
-from .saved import FOLDER, Saved
+from .saved import FOLDER, Saved, check_writable
 from .shards import make_sharded_program
 from .steps import Program, make_program
 from .trace import ModelFn, Plan, check_same_weights, discover, metrics_of
@@ -172,7 +172,7 @@ class Core:
         if self._warm_start is not None:
             folder, step = saving.locate(self._warm_start.ckpt_to_initialize_from)
             source = saving.load(Checkpoints(folder), step)
-            begin = saving.warm(program.plan, begin, source, self._warm_start.vars_to_warm_start)
+            begin = saving.warm(program.plan, begin, source, self._warm_start.patterns)
         elif program.plan.mode != "train":
             log.warning("There is no checkpoint in %s: the variables have their initial values.", self.model_dir)
         return begin
@@ -196,6 +196,7 @@ class Core:
         if begin >= target:
             log.info("Nothing to train: %d of %d steps are done.", begin, target)
             return
+        check_writable(self.model_dir)
         executions = -(-(target - begin) // self.iterations)
         batches = executions * self.iterations * where.replicas.count
         elements, batch_size = resumed(self.input_fn(function, "train", params), found, batches)

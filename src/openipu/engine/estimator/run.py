@@ -110,8 +110,12 @@ class Run:
 
     def _write_report(self, facts: RunFacts) -> None:
         """Write the facts of a run next to its checkpoints."""
-        self._model_dir.mkdir(parents=True, exist_ok=True)
-        (self._model_dir / f"{facts.name}_report.txt").write_text(facts.text(), encoding="utf-8")
+        path = self._model_dir / f"{facts.name}_report.txt"
+        try:
+            self._model_dir.mkdir(parents=True, exist_ok=True)
+            path.write_text(facts.text(), encoding="utf-8")
+        except OSError as error:
+            log.error("%s could not be written: %s.", path, error)
 
     def _count(self, slab: Slab) -> None:
         self.steps += -(-slab.steps // self.program.place.replicas.count)

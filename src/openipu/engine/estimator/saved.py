@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,21 @@ def locate(path: str | Path) -> tuple[Path, int | None]:
     return (folder / FOLDER if (folder / FOLDER).is_dir() else folder), None
 
 
+def check_writable(model_dir: Path) -> None:
+    """Make the folder of a training run; raises where nothing could be saved in it at all."""
+    try:
+        model_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=model_dir):
+            pass
+    except OSError as error:
+        # A full disk may have room again when it is time to save.
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise PermissionError(
+                f"`model_dir` is {str(model_dir)!r}, where nothing can be saved: {error}. Give a folder that can be "
+                "written, or change its permissions."
+            ) from None
+
+
 def fresh(plan: Plan) -> Saved:
     """Before the first step."""
     variables = _in_order(plan, initial_values(plan, "trainable") | initial_values(plan, "non_trainable"))
@@ -102,12 +119,13 @@ def restored(program: Program, saved: Saved, where: str) -> State:
     return program.spread.spread(state)
 
 
-def warm(plan: Plan, begin: Saved, source: Saved, pattern: str) -> Saved:
-    """`begin` with those weights of another training run whose names match; the optimizer starts anew."""
+def warm(plan: Plan, begin: Saved, source: Saved, patterns: tuple[str, ...]) -> Saved:
+    """`begin` with those weights of another training run whose names match one; the optimizer starts anew."""
     weights = {name: made for name, made in zip(plan.names, plan.made, strict=True) if made.kind == "weight"}
-    chosen = [name for name in weights if re.search(pattern, name)]
-    if not chosen:
-        raise ValueError(f"No weight of model_fn matches {pattern!r}. They are called {', '.join(weights)}.")
+    for pattern in patterns:
+        if not any(re.search(pattern, name) for name in weights):
+            raise ValueError(f"No weight of model_fn matches {pattern!r}. They are called {', '.join(weights)}.")
+    chosen = [name for name in weights if any(re.search(pattern, name) for pattern in patterns)]
     for name in chosen:
         found = source.variables.get(name)
         if found is None or np.shape(found) != weights[name].shape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -86,6 +86,8 @@ class IPUEstimatorSpec:
     def __post_init__(self) -> None:
         if self.mode not in ENGINE_MODE:
             raise ValueError(f"`mode` is {self.mode!r}. Give one of {', '.join(map(repr, ENGINE_MODE))} (ModeKeys).")
+        for name in ("training_hooks", "evaluation_hooks", "prediction_hooks"):
+            hook_list(name, getattr(self, name))
         _check_pair("host_call", self.host_call, (list,))
         _check_pair("eval_metrics", self.eval_metrics, (list, dict))
 
@@ -124,8 +126,18 @@ class EstimatorSpec:
         """The same as the engine sees it."""
         shared = {field.name for field in fields(IPUEstimatorSpec)} & {field.name for field in fields(EstimatorSpec)}
         values = {name: getattr(self, name) for name in shared}
-        chief = tuple(self.training_chief_hooks or ())
-        return IPUEstimatorSpec(**values | {"training_hooks": (*(self.training_hooks or ()), *chief)})
+        training = (
+            *hook_list("training_hooks", self.training_hooks),
+            *hook_list("training_chief_hooks", self.training_chief_hooks),
+        )
+        return IPUEstimatorSpec(**values | {"training_hooks": training})
+
+
+def hook_list(name: str, hooks: Any) -> tuple[Any, ...]:
+    """The hooks given as argument `name`; raises if they are no list."""
+    if hooks is not None and not isinstance(hooks, Collection):
+        raise TypeError(f"`{name}` is a {type(hooks).__name__}. Give a list, also for a single one.")
+    return tuple(hooks or ())
 
 
 def checked(spec: Any, mode: str) -> IPUEstimatorSpec:

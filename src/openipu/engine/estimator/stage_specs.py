@@ -9,7 +9,7 @@ from openipu.config.notices import name_once
 from openipu.engine.accumulate import Reduction, dtype_option
 from openipu.engine.pipeline.arguments import OPTIONS, arguments, check_function
 
-from .specs import ENGINE_MODE
+from .specs import ENGINE_MODE, hook_list
 
 _OURS = ("repeat_count", "inputs", "infeed_queue", "outfeed_queue", "outfeed_loss", "outfeed_mask")
 _OURS_TOO = ("accumulate_outfeed", "accumulate_outfeed_dtype")
@@ -73,7 +73,12 @@ class IPUPipelineEstimatorSpec:
             reduction_method=reduction_method,
             **{name: value for name, value in pipeline_op_kwargs.items() if name not in _ACCEPTED},
         )
-        self.hooks = tuple({"train": training_hooks, "eval": evaluation_hooks, "infer": prediction_hooks}[mode] or ())
+        hooks = {
+            "train": hook_list("training_hooks", training_hooks),
+            "eval": hook_list("evaluation_hooks", evaluation_hooks),
+            "infer": hook_list("prediction_hooks", prediction_hooks),
+        }
+        self.hooks = hooks[mode]
 
 
 def _check_options(given: dict[str, Any]) -> None:

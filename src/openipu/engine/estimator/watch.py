@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,12 +18,23 @@ import numpy as np
 log = logging.getLogger("openipu")
 
 
+FLUSH_SECONDS = 10
+"""How long numbers may wait until a TensorBoard that looks on sees them."""
+
+
 class Summaries:
-    """Scalars in a TensorBoard event file, made when the first one is written."""
+    """Scalars in a TensorBoard event file, made when the first one is written.
+
+    When they cannot be written (the disk is full), that is reported once in the log, and the run goes on without them.
+    They are written here and now: tensorboardX' own writer does it in a thread, which would die of such an error, and
+    then waits for it forever.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writer: Any = None
+        self._failed = False
+        self._flushed = 0.0
 
     def prepare(self) -> None:
         """Load what writing takes, which is slow, so that it is no part of any step's time."""
@@ -31,18 +43,46 @@ class Summaries:
     def write(self, step: int, scalars: Mapping[str, Any]) -> None:
         """Write those values that are single numbers."""
         numbers = {name: float(v) for name, v in scalars.items() if np.ndim(v) == 0 and not isinstance(v, str)}
-        if numbers and self._writer is None:
-            from tensorboardX import SummaryWriter
-
-            self._writer = SummaryWriter(str(self._folder))
-        for name, value in numbers.items():
-            self._writer.add_scalar(name, value, step)
+        if not numbers or self._failed:
+            return
+        try:
+            self._write(step, numbers)
+        except OSError as error:
+            self._give_up(error)
 
     def close(self) -> None:
         """Have everything on disk."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            try:
+                writer.close()
+            except OSError as error:
+                self._give_up(error)
+
+    def _write(self, step: int, numbers: dict[str, float]) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.record_writer import RecordWriter
+        from tensorboardX.summary import scalar
+
+        now = time.time()
+        events = [Event(wall_time=now, step=step, summary=scalar(name, value)) for name, value in numbers.items()]
+        if self._writer is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            # TensorBoard reads files in the order of their names, which also tell two runs within a second apart.
+            name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{time.time_ns()}"
+            self._writer = RecordWriter(str(self._folder / name))
+            events.insert(0, Event(wall_time=now, file_version="brain.Event:2"))
+        for event in events:
+            self._writer.write(event.SerializeToString())
+        if time.monotonic() - self._flushed > FLUSH_SECONDS:
+            self._writer.flush()
+            self._flushed = time.monotonic()
+
+    def _give_up(self, error: OSError) -> None:
+        if not self._failed:
+            self._failed = True
+            log.error("Event files could not be written in %s: %s. The run goes on without them.", self._folder, error)
+        self.close()
 
 
 class Progress:
