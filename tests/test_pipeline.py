@@ -110,6 +110,39 @@ def test_statistics_and_dropout_are_those_of_replicas_without_stages(devices: in
     configure(4)
 
 
+@pytest.mark.parametrize("divided", [False, True])
+def test_constraints(divided: bool) -> None:
+    def constrained() -> keras.Model:
+        rules = keras.constraints.UnitNorm(), keras.constraints.NonNeg(), None
+        hidden = [layers.Dense(8, "tanh", kernel_constraint=rule) for rule in rules]
+        return keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(3, "softmax")])
+
+    configure(2)
+    expected = made(constrained, None, optimizer=MOMENTUM())
+    fit(expected)
+    configure(4)
+    model = made(constrained, [0, 0, 1, 1], optimizer=MOMENTUM(), replicated_optimizer_state_sharding=divided)
+    fit(model)
+    replication.assert_close(model.get_weights(), expected.get_weights())
+
+
+def test_an_optimizer_that_goes_by_paths() -> None:
+    """Muon treats embeddings in another way, which it knows by the paths of weights."""
+
+    def embedding() -> keras.Model:
+        last = [layers.Flatten(), layers.Dense(8), layers.Dense(3, "softmax")]
+        return keras.Sequential([keras.Input((6,), dtype="int32"), layers.Embedding(20, 4), *last])
+
+    weights = []
+    for devices, stages in ((1, None), (2, [0, 0, 1, 1])):
+        configure(devices)
+        model = made(embedding, stages, optimizer=keras.optimizers.Muon(0.01))
+        model.fit(*zoo.tokens(32), batch_size=BATCH, verbose=0, shuffle=False)
+        weights.append(model.get_weights())
+    configure(4)
+    replication.assert_close(weights[1], weights[0])
+
+
 def test_divided_optimizer_state() -> None:
     expected = made(dense, [0, 0, 1, 1], optimizer="adam")
     fit(expected)

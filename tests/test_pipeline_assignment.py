@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import pathlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -589,6 +590,24 @@ def test_schedules(given: Any, schedule: Any) -> None:
     assert options(model).pipelining == Pipelining(schedule)
 
 
+def test_each_setter_has_its_own_accumulation(tmp_path: pathlib.Path) -> None:
+    """That of stages counts while the model is pipelined, the other one while it is not."""
+    model = stack()
+    model.set_pipelining_options(8, gradient_accumulation_reduction_method="mean")
+    model.set_gradient_accumulation_options(2, replicated_optimizer_state_sharding=True)
+    model.set_pipeline_stage_assignment([0, 0, 1, 1])
+
+    def found(model: keras.Model) -> tuple[Any, ...]:
+        options = model._ipu_session.effective_options
+        return options.accumulation.steps, options.accumulation.method.name, options.shard_optimizer
+
+    model.save(tmp_path / "model.keras")
+    for same in (model, keras.models.load_model(tmp_path / "model.keras")):
+        assert found(same) == (8, "MEAN", False)
+        same.reset_pipeline_stage_assignment()
+        assert found(same) == (2, "SUM", True)
+
+
 POPLAR = ipu.ops.pipelining_ops.PipelineStageOptions()
 
 
@@ -607,7 +626,14 @@ POPLAR = ipu.ops.pipelining_ops.PipelineStageOptions()
         ({"pipeline_schedule": Bursts}, TypeError, r"Make one: Bursts\(\)"),
         ({"pipeline_schedule": "Groupd"}, ValueError, "Did you mean 'Grouped'"),
         ({"recomputation_mode": "Auto"}, TypeError, "RecomputationMode"),
+        ({"gradient_accumulation_dtype": "int32"}, ValueError, "`gradient_accumulation_dtype` is 'int32'"),
+        ({"gradient_accumulation_dtype": "float64"}, ValueError, "float16, bfloat16 or float32"),
         ({"replicated_optimizer_state_sharding": 1}, ValueError, "True or False"),
+        (
+            {"replicated_optimizer_state_sharding": True, "offload_weight_update_variables": False},
+            ValueError,
+            "leave `offload_weight_update_variables` out",
+        ),
         ({"offload_weight_update_variables": 1}, ValueError, "True or False"),
         ({"offload_activations": 1}, ValueError, "True or False"),
         ({"continuous_weight_updates": True}, NotImplementedError, "continuous_weight_updates"),

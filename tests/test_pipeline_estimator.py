@@ -327,6 +327,10 @@ def minimized(loss):
     return OptimizerFunctionOutput(adam(), loss)
 
 
+POPLAR = ipu.ops.pipelining_ops.PipelineStageOptions()
+DIVIDED = {"replicated_optimizer_state_sharding": True, "offload_weight_update_variables": False}
+
+
 @pytest.mark.parametrize(
     ("error", "message", "changes"),
     [
@@ -340,6 +344,14 @@ def minimized(loss):
         (TypeError, "no argument 'shedule'", {"shedule": "Grouped"}),
         (TypeError, "Give a list of functions", {"computational_stages": first}),
         (ValueError, "at least 2 stages, but 1", {"computational_stages": [first]}),
+        (NotImplementedError, "side by side", {"computational_stages": [first, [second, second]]}),
+        (ValueError, "has 1 elements for 2 stages", {"forward_propagation_stages_poplar_options": [POPLAR]}),
+        (TypeError, "Give one `PipelineStageOptions`", {"weight_update_poplar_options": 3}),
+        (
+            ValueError,
+            "leave `offload_weight_update_variables` out",
+            DIVIDED,
+        ),
         (ValueError, r"L = 4, .* \(`gradient_accumulation_count`\)\.$", {"gradient_accumulation_count": 6}),
         (TypeError, "is no schedule", {"pipeline_schedule": 7}),
         (ValueError, "1 devices are given for 2 stages", {"device_mapping": [0]}),

@@ -71,6 +71,18 @@ def test_more_replicas_than_elements() -> None:
     replication.assert_close(models[1].get_weights(), models[0].get_weights(), 1e-6)
 
 
+def test_constraints_act_on_whole_weights() -> None:
+    def make() -> keras.Model:
+        hidden = layers.Dense(7, kernel_constraint=keras.constraints.UnitNorm())
+        return keras.Sequential([keras.Input((6,)), hidden, layers.Dense(3)])
+
+    models = [made("adam", 4, sharded=s, make=make) for s in (False, True)]
+    for model in models:
+        model.fit(*zoo.table(43), batch_size=2, verbose=0, shuffle=False)
+    replication.assert_close(models[1].get_weights(), models[0].get_weights(), 1e-6)
+    np.testing.assert_allclose(np.linalg.norm(models[1].get_weights()[0], axis=0), 1, rtol=1e-5)
+
+
 def test_weights_that_the_user_excludes_do_not_decay() -> None:
     biases = []
     for sharded in (False, True):

@@ -220,16 +220,9 @@ def functions_of(spec: IPUPipelineEstimatorSpec, **results: Any) -> Functions:
         return current_spec().asked.stages[number](*received, **named)
 
     def optimizer_function(*outputs: Any) -> Any:
-        from openipu.ops.pipelining_ops import OptimizerFunctionOutput
-
         function = current_spec().optimizer_function
         assert function is not None
-        output = function(*outputs)
-        if not isinstance(output, OptimizerFunctionOutput):
-            raise TypeError(
-                f"`optimizer_function` returned a {type(output).__name__}. Return an `OptimizerFunctionOutput`."
-            )
-        return output
+        return function(*outputs)
 
     stages = tuple(partial(call, number) for number in range(len(spec.asked.stages)))
     trained = optimizer_function if spec.mode == "train" else None
