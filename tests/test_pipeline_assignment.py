@@ -563,12 +563,10 @@ def test_options_become_one_value() -> None:
     model = stack()
     assert options(model).pipelining is None
     model.set_pipelining_options(8, pipeline_schedule=PipelineSchedule.Interleaved)
-    assert options(model).accumulation == Accumulation(8, Reduction.SUM)
-    assert options(model).pipelining == Pipelining(Interleaved())
+    assert options(model).pipelining == Pipelining(Interleaved(), accumulation=Accumulation(8, Reduction.SUM))
     # What is not given stays as it was.
     model.set_pipelining_options(device_mapping=[0, 0], gradient_accumulation_reduction_method="MEAN")
-    assert options(model).accumulation == Accumulation(8, Reduction.MEAN)
-    assert options(model).pipelining == Pipelining(Interleaved(), (0, 0))
+    assert options(model).pipelining == Pipelining(Interleaved(), (0, 0), accumulation=Accumulation(8, Reduction.MEAN))
 
 
 @pytest.mark.parametrize(
@@ -683,7 +681,8 @@ def test_a_dtype_for_each_variable() -> None:
     model = stack()
 
     def found() -> Accumulation:
-        return rules.one_dtype(options(model).accumulation.of_weights(model.trainable_variables))
+        accumulation = options(model).pipelining.accumulation
+        return rules.one_dtype(accumulation.of_weights(model.trainable_variables))
 
     model.set_pipelining_options(gradient_accumulation_dtype=lambda _: "bfloat16")
     assert found().dtype == "bfloat16"

@@ -110,7 +110,7 @@ def make_shards(optimizer: Any, weights: list[Any], replicas: Replicas) -> tuple
     shards = Shards(replicas, shapes, (), tuple(w.constraint if _is_large(w.shape) else None for w in weights))
     twin = _twin(optimizer)
     sizes = [(shards.share(s),) if _is_large(s) else s for s in shapes]
-    shares = [stand_in(w, size, "share") for w, size in zip(weights, sizes, strict=True)]
+    shares = [stand_in(w, size) for w, size in zip(weights, sizes, strict=True)]
     build_twin(twin, optimizer, shares, weights)
     pairs = zip(optimizer.variables, twin.variables, strict=True)
     slots = tuple(None if v.shape == t.shape else tuple(v.shape) for v, t in pairs)

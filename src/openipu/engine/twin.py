@@ -28,13 +28,16 @@ def make_twin(optimizer: Any, problem: str, otherwise: str = "") -> Any:
         ) from error
 
 
-def stand_in(weight: Any, shape: Sequence[int], scope: str) -> Any:
-    """A variable of `shape` in place of a weight. Its path ends with the weight's: some optimizers look at it."""
-    *scopes, name = f"{scope}/{weight.path}".split("/")
+def stand_in(weight: Any, shape: Sequence[int], prefix: str = "") -> Any:
+    """A variable of `shape` in place of a weight. It has the weight's path, because some optimizers look at it.
+
+    `prefix` comes before its name, which is in the names of the optimizer's variables.
+    """
+    *scopes, name = weight.path.split("/")
     with contextlib.ExitStack() as stack:
-        for part in scopes:
-            stack.enter_context(keras.name_scope(part))
-        return keras.Variable(jnp.zeros(shape, weight.dtype), name=name)
+        for scope in scopes:
+            stack.enter_context(keras.name_scope(scope))
+        return keras.Variable(jnp.zeros(shape, weight.dtype), name=prefix + name)
 
 
 def constrained(constraints: Iterable[Any], weights: Iterable[Any]) -> list[Any]:

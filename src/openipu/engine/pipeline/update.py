@@ -232,11 +232,11 @@ def make_update(
 
 
 def _twin(optimizer: Any, variables: Sequence[Any], shapes: Sequence[tuple[int, ...]], numbers: Sequence[int]) -> Any:
-    """An optimizer with the same settings for some of the variables, with stand-ins whose paths begin with a number."""
+    """An optimizer with the same settings for some of the variables, with stand-ins that are named by number."""
     plain = unwrapped(optimizer)
     twin = make_twin(plain, f"{type(plain).__name__} cannot update the stages of a pipeline")
     owned = [variables[n] for n in numbers]
-    stand_ins = [stand_in(v, shapes[n], f"slice{n}of") for n, v in zip(numbers, owned, strict=True)]
+    stand_ins = [stand_in(v, shapes[n], f"slice{n}of_") for n, v in zip(numbers, owned, strict=True)]
     build_twin(twin, plain, stand_ins, owned)
     list(chain(twin))[-1].global_clipnorm = None  # clipped before, over all devices
     # Their values always come from the state.
