@@ -479,11 +479,12 @@ def test_reports(tmp_path):
     assert first["time per step"].endswith("(mean of 4 steps after the first launch)")
     assert "before" not in first["compile time"]
     assert "memory, temporary" in first
+    assert float(first["bytes per step"].split()[0]) > 0
     assert first.get("memory, program") != "0 bytes"
     one.train(looped(), steps=8, hooks=[Slow()])
     again = report(tmp_path)
     assert again["compile time"].startswith("compiled before")
-    assert 24 < float(again["time per step"].split()[0]) < 1000, "one sleep of 100 ms for 4 steps"
+    assert float(again["time per step"].split()[0]) > 24, "one sleep of 100 ms for 4 steps"
     assert "of the only launch" in (one.evaluate(once(rows=64)) and report(tmp_path, "eval"))["time per step"]
 
 

@@ -134,6 +134,8 @@ class ProgramFacts:
     """Whether it came from the cache of compiled programs."""
     operations: float
     """Of one step: a micro-batch, and its share of an update."""
+    accessed: float
+    """Bytes read and written, as XLA counts them: the body of each loop once."""
     memory: tuple[tuple[str, int], ...]
     """Bytes, by kind, as far as the compiler tells them."""
 
@@ -144,6 +146,7 @@ class ProgramFacts:
             f"  compile time          {first}",
             f"  from the cache        {'yes' if self.cached else 'no'}",
             f"  FLOPs per step        {self.operations:.6g} ({COUNTED})",
+            f"  bytes per step        {self.accessed:.6g} (read and written, as XLA counts them: inner loops once)",
             *(f"  memory, {kind:<13} {size} bytes" for kind, size in self.memory),
         ]
 
@@ -205,6 +208,7 @@ def program_facts(loop: Loop, known: int) -> tuple[ProgramFacts, ...]:
             number < known,
             program.cached,
             program.operations() if program.operations is not None else 0.0,
+            float((program.compiled.cost_analysis() or {}).get("bytes accessed", 0.0)),
             _memory(program.compiled.memory_analysis()),
         )
         for number, program in enumerate(loop.programs.values())
