@@ -266,7 +266,16 @@ def test_an_error_in_a_users_step(call):
     assert usable(trained)
 
 
+@pytest.fixture
+def _listening_to_ctrl_c():
+    """As in a terminal; a process in the background may ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(("owner", "name"), [(Loop, "execute"), (held, "assign")])
+@pytest.mark.usefixtures("_listening_to_ctrl_c")
 def test_ctrl_c_while_the_state_is_on_its_way(monkeypatch, owner, name):
     """Pressed when the variables are empty: it is heard when they have their values again."""
     real, trained = getattr(owner, name), model()
