@@ -77,10 +77,13 @@ def main() -> None:
     medians = {name: statistics.median(values) for name, values in times.items()}
     command = " ".join(["python -m benchmarks.estimators", *sys.argv[1:]])
     lines = [f"Measured {time.strftime('%Y-%m-%d')} on {os.cpu_count()} cores; command: `{command}`.", ""]
-    lines += ["| CIFAR-10 CNN | us per step | throughput / fit |", "|---|---|---|"]
-    # Of neighbours in time, because the machine's speed changes.
-    ratios = {n: statistics.median(a / b for a, b in zip(times["fit"], v, strict=True)) for n, v in times.items()}
-    lines += [f"| {name} | {value:.0f} | {ratios[name]:.2f} |" for name, value in medians.items()]
+    lines += ["| CIFAR-10 CNN | us per step | throughput / fit | by round, min - median - max |", "|---|---|---|---|"]
+    # By round as well, of neighbours in time, because the machine's speed changes: how far they are apart says how
+    # much the ratio of the medians is worth.
+    for name, value in medians.items():
+        ratios = [a / b for a, b in zip(times["fit"], times[name], strict=True)]
+        spread = f"{min(ratios):.2f} - {statistics.median(ratios):.2f} - {max(ratios):.2f}"
+        lines.append(f"| {name} | {value:.0f} | {medians['fit'] / value:.2f} | {spread} |")
     text = "\n".join(lines) + "\n"
     print(text)
     (RESULTS / f"{options.name}.json").write_text(json.dumps({"command": command, "us": times}, indent=1) + "\n")
