@@ -40,8 +40,12 @@ def strategy(replicas: int) -> Any:
 def amplified(optimizer: Any, strength: int) -> Any:
     """An optimizer that sees every gradient `strength` times as large, as the sum over so many micro-batches is.
 
-    All strengths here are powers of two, so the multiplication is exact.
+    All strengths here are powers of two, so the multiplication is exact. An optimizer inside of another sees it there.
     """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:
+        optimizer.inner_optimizer = amplified(inner, strength)
+        return optimizer
 
     class Amplified(type(optimizer)):  # type: ignore[misc]
         def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:

@@ -165,11 +165,7 @@ def make(point: Point, *, one_device: bool) -> keras.Model:
     with zoo.policy(case.policy):
         if one_device:
             model = case.make()
-            inner = getattr(optimizer, "inner_optimizer", None)
-            if inner is None:
-                optimizer = replication.amplified(optimizer, point.strength)
-            else:
-                optimizer.inner_optimizer = replication.amplified(inner, point.strength)
+            optimizer = replication.amplified(optimizer, point.strength)
             if case.policy != "float32":
                 replication.in_micro_batches(model, BATCH)
             model.compile(**case.compile() | {"optimizer": optimizer})

@@ -201,11 +201,7 @@ def plain(point: Point) -> Result:
     keras.utils.set_random_seed(11)
     with zoo.policy(case.policy):
         model = case.make()
-        inner = getattr(optimizer, "inner_optimizer", None)
-        if inner is None:
-            optimizer = replication.amplified(optimizer, point.replicas)
-        else:
-            optimizer.inner_optimizer = replication.amplified(inner, point.replicas)
+        optimizer = replication.amplified(optimizer, point.replicas)
         if case.policy != "float32":
             replication.in_micro_batches(model, BATCH)
         model.compile(**case.compile() | {"optimizer": optimizer})

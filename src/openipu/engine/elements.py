@@ -11,11 +11,10 @@ from typing import Any
 from openipu.errors import InvalidArgumentError
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .feed import _as_arrays
-from .state import narrowed
+from .state import is_numeric, narrowed
 
 Tree = Any
 
@@ -43,7 +42,7 @@ def normal(element: Tree) -> Tree:
 
 
 def _check_numbers(dtype: Any) -> None:
-    if not (jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)):
+    if not is_numeric(dtype):
         raise ValueError(
             f"The dataset's elements have dtype {np.dtype(dtype).name}, but devices compute with numbers. Turn text or "
             "objects into numbers in the dataset, for example by a `keras.layers.TextVectorization` in its `map`."

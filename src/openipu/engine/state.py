@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Mode = Literal["train", "test", "predict"]
@@ -17,6 +18,11 @@ Logs = dict[str, Any]
 def narrowed(batch: Batch) -> Batch:
     """Arrays in the dtypes that devices use, so that JAX need not warn about those that it would change."""
     return jax.tree.map(lambda a: np.asarray(a, jax.dtypes.canonicalize_dtype(a.dtype)), batch)
+
+
+def is_numeric(dtype: Any) -> bool:
+    """Whether devices compute with it: a number of any kind, or True and False."""
+    return bool(jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_))
 
 
 class State(NamedTuple):

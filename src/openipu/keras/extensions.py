@@ -107,7 +107,7 @@ class ModelExtension(PipeliningExtension):
         shard = yes_or_no(extra, "replicated_optimizer_state_sharding", False)
         offload = yes_or_no(extra, "offload_weight_update_variables", None)
         check_divided(shard, offload)
-        self._set(
+        self._set_ipu_options(
             accumulation=Accumulation(count, method, dtype_option(extra.get("dtype"))),
             shard_optimizer=shard,
             offload_optimizer=offload,
@@ -116,7 +116,7 @@ class ModelExtension(PipeliningExtension):
     def set_replication_options(self, replicated_metric_reduction_method: MetricReduction | str = "NONE") -> None:
         """Say what is reported of metrics over replicas: their true value (NONE), or a LIST, SUM or MEAN of values."""
         method = MetricReduction.parse(replicated_metric_reduction_method)
-        self._ipu_session.set_options(dataclasses.replace(self._ipu_session.options, metric_reduction=method))
+        self._set_ipu_options(metric_reduction=method)
 
     def set_asynchronous_callbacks(self, asynchronous: bool = False) -> None:
         """Say whether batch callbacks are called for every step, while the execution runs, or once per execution.
@@ -125,24 +125,21 @@ class ModelExtension(PipeliningExtension):
         called `fit`; the program does not wait for it as long as no more than `buffer_depth` steps are behind. The
         weights are there between executions: a callback that uses `self.model` waits for the end of the execution.
         """
-        self._set(live_callbacks=_flag("asynchronous", asynchronous))
+        self._set_ipu_options(live_callbacks=_flag("asynchronous", asynchronous))
 
     def set_infeed_queue_options(self, **kwargs: Any) -> None:
         """Set how data is read ahead: `prefetch_depth`, the number of batches (over all replicas) kept ready.
 
         At least the batches of one execution are always ready. `optimise_latency` is accepted and changes nothing.
         """
-        self._set(prefetch_depth=_feed_option(kwargs, "prefetch_depth", _INFEED_OWN, checked_depth))
+        self._set_ipu_options(prefetch_depth=_feed_option(kwargs, "prefetch_depth", _INFEED_OWN, checked_depth))
 
     def set_outfeed_queue_options(self, **kwargs: Any) -> None:
         """Set how results leave the program: `buffer_depth`, the number of steps whose logs may wait for callbacks.
 
         It matters with asynchronous callbacks. `optimise_latency` is accepted and changes nothing.
         """
-        self._set(buffer_depth=_feed_option(kwargs, "buffer_depth", _OUTFEED_OWN, checked_buffer_depth))
-
-    def _set(self, **changes: Any) -> None:
-        self._ipu_session.set_options(dataclasses.replace(self._ipu_session.options, **changes))
+        self._set_ipu_options(buffer_depth=_feed_option(kwargs, "buffer_depth", _OUTFEED_OWN, checked_buffer_depth))
 
     def save_assets(self, dir_path: str) -> None:
         """Write the options beside the weights. Plain Keras reads the rest of the file and leaves this alone."""

@@ -16,7 +16,7 @@ from openipu.engine.place import Place
 from openipu.engine.replicate import Replicas
 from openipu.engine.shard import make_shards
 from openipu.engine.spread import AnySpread, Spread
-from openipu.engine.state import State, Step
+from openipu.engine.state import State, Step, is_numeric
 from openipu.engine.steps import make_update
 from openipu.optimizers.plan import map_gradients
 
@@ -229,16 +229,12 @@ def _host_value(name: str, key: str, entry: Any) -> Any:
         entry = metric
     if hasattr(entry, "update_state"):
         return entry.result()
-    if isinstance(entry, list | tuple) or not _is_numeric(np.asarray(entry).dtype):
+    if isinstance(entry, list | tuple) or not is_numeric(np.asarray(entry).dtype):
         raise TypeError(
             f"The function of `{name}` returned a {type(entry).__name__} as {key!r}. Give a number, an array of "
             "numbers, a Keras metric, or a tuple (metric, y_true, y_pred)."
         )
     return entry
-
-
-def _is_numeric(dtype: Any) -> bool:
-    return dtype == np.bool_ or bool(jnp.issubdtype(dtype, jnp.number))
 
 
 # --- prediction ------------------------------------------------------------------------------------------------------
