@@ -12,11 +12,14 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 import openipu as ipu
 from openipu.estimator import EstimatorSpec
 
 import keras
+
+from benchmarks.measure import THROUGHPUT, in_turns, throughput
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 sys.path.insert(0, str(RESULTS.parent.parent / "examples" / "cifar10"))
@@ -50,12 +53,23 @@ def estimated(images, labels, batch: int, steps: int, folder: str):
     return lambda: estimator.train(train_input(images, labels, batch), steps=steps)
 
 
+def timed(run: Callable[[], object], steps: int) -> Callable[[], float]:
+    """A function that runs and gives the microseconds per step."""
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        run()
+        return 1e6 * (time.perf_counter() - start) / steps
+
+    return seconds
+
+
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.estimators")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--name", default="cpu-estimators")
     options = parser.parse_args()
     (images, labels), _ = load()
@@ -67,23 +81,16 @@ def main() -> None:
             "fit": fitted(images, labels, options.batch, options.steps),
             "IPUEstimator.train": estimated(images, labels, options.batch, options.steps, folder),
         }
-        times: dict[str, list[float]] = {name: [] for name in runners}
-        for turn in range(options.rounds + 1):
-            for name, run in runners.items():
-                start = time.perf_counter()
-                run()
-                if turn:  # the first one compiles
-                    times[name].append(1e6 * (time.perf_counter() - start) / options.steps)
-    medians = {name: statistics.median(values) for name, values in times.items()}
+        for run in runners.values():
+            run()  # compiles
+        times = in_turns({name: timed(run, options.steps) for name, run in runners.items()}, options.rounds)
     command = " ".join(["python -m benchmarks.estimators", *sys.argv[1:]])
     lines = [f"Measured {time.strftime('%Y-%m-%d')} on {os.cpu_count()} cores; command: `{command}`.", ""]
-    lines += ["| CIFAR-10 CNN | us per step | throughput / fit | by round, min - median - max |", "|---|---|---|---|"]
-    # By round as well, of neighbours in time, because the machine's speed changes: how far they are apart says how
-    # much the ratio of the medians is worth.
-    for name, value in medians.items():
-        ratios = [a / b for a, b in zip(times["fit"], times[name], strict=True)]
-        spread = f"{min(ratios):.2f} - {statistics.median(ratios):.2f} - {max(ratios):.2f}"
-        lines.append(f"| {name} | {value:.0f} | {medians['fit'] / value:.2f} | {spread} |")
+    lines += [f"| CIFAR-10 CNN | us per step | throughput / fit, {THROUGHPUT} |", "|---" * 4 + "|"]
+    lines += [
+        f"| {name} | {statistics.median(values):.0f} | {throughput(values, times['fit'])} |"
+        for name, values in times.items()
+    ]
     text = "\n".join(lines) + "\n"
     print(text)
     (RESULTS / f"{options.name}.json").write_text(json.dumps({"command": command, "us": times}, indent=1) + "\n")

@@ -6,6 +6,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -71,6 +72,30 @@ def write(name: str, facts: dict[str, object], results: "dict[Entry, list[float]
     (folder / f"{name}.json").write_text(json.dumps({**facts, "results": rows}, indent=1) + "\n")
     (folder / f"{name}.md").write_text(text)
     print(text)
+
+
+def in_turns(runners: "dict[str, Callable[[], float]]", rounds: int) -> "dict[str, list[float]]":
+    """What each runner gives in each round. Every other round goes backwards, so that nobody always comes first."""
+    values: dict[str, list[float]] = {name: [] for name in runners}
+    for number in range(rounds):
+        for name in list(runners)[:: -1 if number % 2 else 1]:
+            values[name].append(runners[name]())
+    return values
+
+
+def throughput(times: "list[float]", base: "list[float]") -> str:
+    """Two columns of a table: the throughput of one against the other, by medians and by rounds.
+
+    The machine's speed changes by a tenth within a minute, so what is next to each other in time is compared too. How
+    far the quartiles are apart says how much the median is worth.
+    """
+    ratios = sorted(b / a for a, b in zip(times, base, strict=True))
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return f"{statistics.median(base) / statistics.median(times):.2f} | {middle:.2f} ({low:.2f} - {high:.2f})"
+
+
+THROUGHPUT = "by medians | by rounds (quartiles)"
+"""The heads of these columns."""
 
 
 def run_rounds(todo: list[Entry], python: dict[str, str], rounds: int) -> "dict[Entry, list[float]]":

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from openipu.config.notices import name_once
-from openipu.engine import devices
 from openipu.engine.elements import Elements
 from openipu.engine.infeed import Source
 from openipu.engine.program import Operation
@@ -48,7 +47,6 @@ class IPUInfeedQueue:
         if kwargs:
             raise TypeError(f"Unknown arguments {sorted(kwargs)} of an infeed queue. Leave them out.")
         self.device_ordinal = feed_ordinal(device_ordinal)
-        devices.reserve(1)  # for calls from programs to the host
         self.prefetch_depth = checked_depth(prefetch_depth)
         if optimise_latency:
             name_once({"optimise_latency of infeed queues": "elements are never held back"})

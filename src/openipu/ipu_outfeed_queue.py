@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from openipu.config.notices import name_once
-from openipu.engine import devices
 from openipu.engine.outlet import Buffer
 from openipu.engine.program import Operation
 from openipu.engine.where import feed_ordinal
@@ -64,7 +63,6 @@ class IPUOutfeedQueue:
             raise ValueError(f"`outfeed_mode` is {outfeed_mode!r}. Give `IPUOutfeedMode.ALL` or `IPUOutfeedMode.LAST`.")
         self.outfeed_mode = mode
         self.device_ordinal = feed_ordinal(device_ordinal)
-        devices.reserve(1)  # for calls from programs to the host
         if optimise_latency:
             name_once({"optimise_latency of outfeed queues": "elements reach the host within a fiftieth of a second"})
         self._buffer = Buffer(checked_buffer_depth(buffer_depth), only_last=mode is IPUOutfeedMode.LAST)

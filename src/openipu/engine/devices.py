@@ -14,9 +14,10 @@ XLA:CPU runs all its devices on one pool of max(cores, devices) threads, and a d
 one of them. So just as many devices are made as are used. Spare ones look useful, because their threads could keep the
 cores busy while devices wait, but each parallel operation wakes them for nothing: on 2 cores, an update of an MLP on 2
 replicas takes 495 us of processor time in a pool of 2 threads, 620 in one of 3 and 680 in one of 4. Two kinds of
-programs need spare threads and ask for them (`reserve`). One that calls Python: without a spare thread, all threads
-wait in such calls for one that fetches the arguments. And a pipeline: where one stage works and the others wait for it,
-its matrix products would have a single thread (a Sequential schedule on 2 cores takes 180 instead of 100 ms).
+programs need spare threads. A pipeline asks for them (`reserve`): where one stage works and the others wait for it, its
+matrix products would have a single thread (a Sequential schedule on 2 cores takes 180 instead of 100 ms). And one that
+calls Python in the user's code is refused: all threads would wait in such calls for one that fetches the arguments
+(feeds take another way, see visit.py).
 
 The number of devices is fixed when JAX starts. When more are needed later, the CPU client is thrown away and made again
 (`jax.extend.backend.clear_backends`, public). What was made before goes on working on the old client, which lives as

@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental import io_callback
 
 from .elements import Elements
 from .replicate import Replicas
 from .trace import Trace
+from .visit import visit
 
 Tree = Any
 
@@ -77,7 +77,7 @@ class Source:
 
         def fetch() -> tuple[Any, ...]:
             # `taken` makes each call depend on the one before.
-            available, *rows = io_callback(
+            available, *rows = visit(
                 self._fetch, (jax.ShapeDtypeStruct((), jnp.int32), *shapes), replicas.index(), cell.taken
             )
             return jnp.int32(0), available, *rows

@@ -34,7 +34,7 @@ class Live:
     def __init__(self, depth: int | None) -> None:
         self._depth = depth or DEPTH
         self._changed = threading.Condition()
-        self._told: deque[tuple[int, list[np.ndarray]]] = deque()
+        self._told: deque[tuple[int, tuple[np.ndarray, ...]]] = deque()
         self._bounded = self._listening = False
         self._pace = Pace(self._depth)
         self._structure: Any = None
@@ -92,7 +92,7 @@ class Live:
         thread.join()
         return thread.result()
 
-    def _next(self, thread: _Call) -> tuple[int, list[np.ndarray]] | None:
+    def _next(self, thread: _Call) -> tuple[int, tuple[np.ndarray, ...]] | None:
         with self._changed:
             while not self._told and not thread.ended:
                 self._changed.wait()
@@ -102,9 +102,10 @@ class Live:
 
     def _receive(self, replica: int, count: int, rows: list[np.ndarray]) -> int:
         del replica
+        done, *logs = (a[:count] for a in rows)
         with self._changed:
-            done, *logs = rows
-            self._told.extend((int(done[i]), [a[i] for a in logs]) for i in range(count) if self._listening)
+            if self._listening:
+                self._told.extend(zip(done.tolist(), zip(*logs, strict=True), strict=True))
             self._changed.notify_all()
             while self._listening and self._bounded and len(self._told) > self._depth:
                 self._changed.wait()

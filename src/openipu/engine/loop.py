@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -202,7 +203,7 @@ def check_callbacks(lowered: Any, replicas: Replicas, name: str) -> None:
     used = len(replicas.devices)
     if replicas.platform != "cpu" or used == 1 or spare_threads(used) > 0:
         return
-    if "python_cpu_callback" in lowered.as_text():
+    if re.search(r"@xla_ffi_\w*python_cpu_callback", lowered.as_text()):
         raise ValueError(
             f"The program of {name!r} calls Python (`pure_callback`, `jax.debug.print`, ...) on {used} virtual CPU "
             f"devices, which have {used} threads and need one more for that. Set the environment variable "

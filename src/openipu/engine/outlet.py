@@ -3,10 +3,10 @@
 Who does what: `Outlet` is the device's side, a few arrays that a loop carries along; `Buffer` is the host's side, where
 elements wait until somebody reads them.
 
-[Note: visits to the host] A call from a program into Python costs about 0.1 ms, as much as many a step. So elements
-first wait on the device and are handed over several at a time. At each visit the host answers after how many more it
-wants the next one: as many as come in `INTERVAL`, at most as many as there is room for. Slow programs hand over every
-element at once, fast ones fifty times a second.
+[Note: visits to the host] A call from a program into Python (visit.py) costs as much as many a step. So elements first
+wait on the device and are handed over several at a time. At each visit the host answers after how many more it wants
+the next one: as many as come in `INTERVAL`, at most as many as there is room for. Slow programs hand over every element
+at once, fast ones fifty times a second.
 
 [Note: order] A visit gives a value (that number) which the next visit needs, so the visits of one replica happen in the
 order of the program whatever XLA reorders. On the host the n-th elements of all replicas make one element, so replicas
@@ -27,7 +27,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental import io_callback
+
+from .visit import visit
 
 log = logging.getLogger("openipu")
 
@@ -72,23 +73,23 @@ class Outlet:
             return lax.dynamic_update_index_in_dim(rows, jnp.asarray(new, rows.dtype), position, 0)
 
         waiting = waiting._replace(rows=jax.tree.map(store, waiting.rows, element), count=waiting.count + 1)
-        return self._visit(waiting, waiting.count >= waiting.due, replica, here)
+        return self._leave(waiting, waiting.count >= waiting.due, replica, here)
 
     def flush(self, waiting: Waiting, replica: Any, here: Any = True) -> Waiting:
         """Let everything that waits leave now."""
-        return self._visit(waiting, waiting.count > 0, replica, here)
+        return self._leave(waiting, waiting.count > 0, replica, here)
 
-    def _visit(self, waiting: Waiting, when: Any, replica: Any, here: Any) -> Waiting:
+    def _leave(self, waiting: Waiting, when: Any, replica: Any, here: Any) -> Waiting:
         rows, count, due = waiting
 
         def hand_over() -> tuple[Any, Any]:
             answer = jax.ShapeDtypeStruct((), jnp.int32)
-            return jnp.int32(0), io_callback(self._host, answer, replica, count, *jax.tree.leaves(rows))
+            return jnp.int32(0), visit(self._host, answer, replica, count, *jax.tree.leaves(rows))
 
-        def visit() -> tuple[Any, Any]:
+        def leave() -> tuple[Any, Any]:
             return hand_over() if here is True else lax.cond(here, hand_over, lambda: (jnp.int32(0), due))
 
-        return Waiting(rows, *lax.cond(when, visit, lambda: (count, due)))
+        return Waiting(rows, *lax.cond(when, leave, lambda: (count, due)))
 
     def _host(self, replica: Any, count: Any, *rows: Any) -> np.ndarray:
         # Copied before anything waits: the arrays are views of the running program's memory.

@@ -103,8 +103,6 @@ class Session:
             # A device that waits for another one blocks a thread, which the one that works could use.
             devices.reserve(devices.cores())
             return make_place(self.strategy.system, self.plan("test").device_count)
-        if self.options.live_callbacks:
-            devices.reserve(1)
         return make_place(self.strategy.system)
 
     def plan(self, mode: Mode) -> StagePlan:
