@@ -63,7 +63,7 @@ def main() -> None:
     facts: dict[str, object] = {"date": time.strftime("%Y-%m-%d"), "machine": f"{os.cpu_count()} cores"}
     lines = [f"Measured {facts['date']} on {facts['machine']}; command: `python -m benchmarks.checkpoints`.", ""]
     lines += [
-        f"| model | ms per execution | checkpoints per execution | us per step | saving | throughput kept, {THROUGHPUT} |",
+        f"| model | ms per execution | checkpoints each | us per step | saving | throughput kept, {THROUGHPUT} |",
         "|---" * 7 + "|",
     ]
     results = {}

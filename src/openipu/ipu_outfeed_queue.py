@@ -48,7 +48,7 @@ class IPUOutfeedQueue:
             them. When both are full the program waits for the reader. More of them cost memory and save visits to the
             host, which take 0.1 ms each. Without a reader in another thread, all elements are kept for the thread that
             runs the program.
-        optimise_latency: Accepted for scripts that give it; elements reach the host within a fiftieth of a second.
+        optimise_latency: Accepted for scripts that give it; elements reach the host within a twentieth of a second.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class IPUOutfeedQueue:
         self.outfeed_mode = mode
         self.device_ordinal = feed_ordinal(device_ordinal)
         if optimise_latency:
-            name_once({"optimise_latency of outfeed queues": "elements reach the host within a fiftieth of a second"})
+            name_once({"optimise_latency of outfeed queues": "elements reach the host within a twentieth of a second"})
         self._buffer = Buffer(checked_buffer_depth(buffer_depth), only_last=mode is IPUOutfeedMode.LAST)
         self._spec: Any = None
         self._replicas = 1

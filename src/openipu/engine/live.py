@@ -24,7 +24,7 @@ from .outlet import Outlet, Pace
 
 Tree = Any
 Logs = dict[str, Any]
-DEPTH = 64
+DEPTH = 128
 """Steps whose logs may wait on the device, and as many on the host, unless `buffer_depth` says otherwise."""
 
 

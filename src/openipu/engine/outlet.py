@@ -6,7 +6,7 @@ elements wait until somebody reads them.
 [Note: visits to the host] A call from a program into Python (visit.py) costs as much as many a step. So elements first
 wait on the device and are handed over several at a time. At each visit the host answers after how many more it wants
 the next one: as many as come in `INTERVAL`, at most as many as there is room for. Slow programs hand over every element
-at once, fast ones fifty times a second.
+at once, fast ones twenty times a second, which is how often Keras draws its progress bar.
 
 [Note: order] A visit gives a value (that number) which the next visit needs, so the visits of one replica happen in the
 order of the program whatever XLA reorders. On the host the n-th elements of all replicas make one element, so replicas
@@ -33,7 +33,7 @@ from .visit import visit
 log = logging.getLogger("openipu")
 
 Tree = Any
-INTERVAL = 0.02
+INTERVAL = 0.05
 """Seconds between two visits to the host, where elements come faster than that."""
 PATIENCE = 15.0
 """Seconds a program waits for a reader that has stopped to read. XLA ends a process whose replicas wait for each other

@@ -23,7 +23,6 @@ from .feed import Feed, Slab
 from .held import Held
 from .live import Live, Teller
 from .loop import Loop, Result
-from .model import pythonify_logs
 from .options import Options
 from .pipeline.assign import is_pipelined
 from .pipeline.plan import StagePlan, make_plan
@@ -198,12 +197,12 @@ class Session:
         if live.error is not None:
             raise live.error
         value = _rows(results) if predicts else results[-1].value
-        teller.rest(functools.partial(_outputs_of, value, slab) if predicts else lambda _: _step_logs(value, 0))
+        teller.rest(functools.partial(_outputs_of, value, slab) if predicts else lambda _: value)
         return value
 
 
 def _step_logs(logs: Logs, _batch: int) -> Logs:
-    return dict(pythonify_logs(logs))
+    return logs
 
 
 def _batch_outputs(outputs: Any, replica: int) -> Logs:
