@@ -187,7 +187,7 @@ class Session:
     ) -> Any:
         """One execution whose steps are told to the callbacks while it runs; its logs, or outputs."""
         predicts = mode == "predict"
-        teller = Teller(live, slab, began, ended, _batch_outputs if predicts else _step_logs)
+        teller = Teller(live, slab, began, ended, _batch_outputs if predicts else lambda logs, _: logs)
         self._live = live
         try:
             launch = functools.partial(teller.launch, meanwhile=slabs.prepare)
@@ -199,10 +199,6 @@ class Session:
         value = _rows(results) if predicts else results[-1].value
         teller.rest(functools.partial(_outputs_of, value, slab) if predicts else lambda _: value)
         return value
-
-
-def _step_logs(logs: Logs, _batch: int) -> Logs:
-    return logs
 
 
 def _batch_outputs(outputs: Any, replica: int) -> Logs:
