@@ -263,6 +263,40 @@ def test_a_program_that_calls_python_gets_a_spare_thread_or_an_error(tmp_path: P
     assert in_a_new_process(script, tmp_path, JAX_NUM_CPU_DEVICES=more) == "trained\n"
 
 
+def test_feeds_and_live_callbacks_need_no_spare_thread(tmp_path: Path) -> None:
+    script = """
+        import os
+        count = max(2, len(os.sched_getaffinity(0)))
+        configure(auto_select_ipus=count)
+        import jax, keras, numpy as np
+        strategy = ipu.ipu_strategy.IPUStrategy()
+        infeed = ipu.ipu_infeed_queue.IPUInfeedQueue(lambda: (np.float32([i]) for i in range(100 * count)))
+        outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+
+        def program():
+            def body(i, x):
+                outfeed.enqueue(ipu.ops.cross_replica_ops.cross_replica_sum(x))
+                return i + 1
+            return ipu.loops.while_loop(lambda i: i < 100, body, [0], infeed)
+
+        strategy.run(program)
+        sums = outfeed.dequeue()[:, 0, 0]
+        expected = np.arange(100 * count, dtype="float32").reshape(100, count).sum(1)
+        print(np.array_equal(sums, expected))
+
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.set_asynchronous_callbacks(True)
+        model.compile("sgd", "mse", steps_per_execution=16 * count)
+        seen = []
+        told = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: seen.append(step))
+        x = np.ones((32 * count, 2))
+        model.fit(x, x[:, :1], batch_size=2, verbose=0, callbacks=[told])
+        print(seen == list(range(16 * count)), len(jax.devices()) - count)
+    """
+    assert in_a_new_process(script, tmp_path).split() == ["True", "True", "0"]
+
+
 # Reconfiguration
 
 
