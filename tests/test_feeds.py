@@ -365,7 +365,7 @@ def read_while_running(outfeed: Any, run: Any, pause: float = 0.0, since: int = 
 def test_a_slow_reader_gets_everything_in_order_and_holds_the_program_up(replicas, depth, size):
     with strategy(replicas).scope():
         outfeed = IPUOutfeedQueue(buffer_depth=depth)
-    count = 400 if size == 1 else 40
+    count = 1000 if size == 1 else 40
     # A reader is known from its first read on. What has come until then is kept, and from then on the program waits.
     seen, early, most = read_while_running(
         outfeed, lambda: counting(outfeed, count, size, replicas), pause=0.001, since=3 * count // 4
@@ -378,9 +378,9 @@ def test_a_slow_reader_gets_everything_in_order_and_holds_the_program_up(replica
 def test_load_of_a_fast_program():
     with strategy(1).scope():
         outfeed = IPUOutfeedQueue(buffer_depth=64)
-    seen, early, _ = read_while_running(outfeed, lambda: counting(outfeed, 10_000, 1))
-    assert seen == list(range(10_000))
-    assert early > 5_000, "read while the program ran"
+    seen, early, _ = read_while_running(outfeed, lambda: counting(outfeed, 30_000, 1))
+    assert seen == list(range(30_000))
+    assert early > 15_000, "read while the program ran"
 
 
 @pytest.mark.slow
@@ -415,11 +415,11 @@ def test_a_reader_that_stops_reading_does_not_stop_the_program(monkeypatch, capl
 
     reader = threading.Thread(target=read_once)
     reader.start()
-    counting(outfeed, 200, 1)
+    counting(outfeed, 20_000, 1)  # long enough for the reader to come in between
     release.set()
     reader.join()
     assert "nobody has read an outfeed" in caplog.text
-    assert outfeed.dequeue()[0].tolist()[-1] == 199
+    assert outfeed.dequeue()[0].tolist()[-1] == 19_999
 
 
 def test_waiting_for_completion_from_another_thread():
@@ -434,9 +434,9 @@ def test_waiting_for_completion_from_another_thread():
 
     reader = threading.Thread(target=read)
     reader.start()
-    counting(outfeed, 2000, 1)
+    counting(outfeed, 20_000, 1)
     reader.join()
-    assert got[0].tolist() == list(range(2000))
+    assert got[0].tolist() == list(range(20_000))
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
