@@ -54,7 +54,7 @@ class Checkpoint(keras.callbacks.Callback):
         every_n_executions: int = 1,
         keep: int | None = 5,
         every_seconds: float | None = None,
-        max_share: float = 0.05,
+        max_share: float = 0.03,
     ) -> None:
         super().__init__()
         if not isinstance(dir, str | PathLike):
