@@ -46,7 +46,6 @@ def measure(model: str, per_execution: int, rounds: int, epochs: int) -> tuple[l
             counts.append(len(list(Path(folder).iterdir())))
         return taken
 
-    fit()
     times = in_turns({"plain": fit, "saving": fit_saving}, rounds)
     executions = (epochs + 1) * -(-case.steps // per_execution)
     return times["plain"], times["saving"], statistics.mean(counts) / executions

@@ -81,8 +81,6 @@ def main() -> None:
             "fit": fitted(images, labels, options.batch, options.steps),
             "IPUEstimator.train": estimated(images, labels, options.batch, options.steps, folder),
         }
-        for run in runners.values():
-            run()  # compiles
         times = in_turns({name: timed(run, options.steps) for name, run in runners.items()}, options.rounds)
     command = " ".join(["python -m benchmarks.estimators", *sys.argv[1:]])
     lines = [f"Measured {time.strftime('%Y-%m-%d')} on {os.cpu_count()} cores; command: `{command}`.", ""]

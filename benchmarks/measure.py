@@ -75,7 +75,12 @@ def write(name: str, facts: dict[str, object], results: "dict[Entry, list[float]
 
 
 def in_turns(runners: "dict[str, Callable[[], float]]", rounds: int) -> "dict[str, list[float]]":
-    """What each runner gives in each round. Every other round goes backwards, so that nobody always comes first."""
+    """What each runner gives in each round, after one that compiles.
+
+    Every other round goes backwards, so that nobody always comes first.
+    """
+    for run in runners.values():
+        run()
     values: dict[str, list[float]] = {name: [] for name in runners}
     for number in range(rounds):
         for name in list(runners)[:: -1 if number % 2 else 1]:
@@ -89,7 +94,7 @@ def throughput(times: "list[float]", base: "list[float]") -> str:
     The machine's speed changes by a tenth within a minute, so what is next to each other in time is compared too. How
     far the quartiles are apart says how much the median is worth.
     """
-    ratios = sorted(b / a for a, b in zip(times, base, strict=True))
+    ratios = [b / a for a, b in zip(times, base, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return f"{statistics.median(base) / statistics.median(times):.2f} | {middle:.2f} ({low:.2f} - {high:.2f})"
 

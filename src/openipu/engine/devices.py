@@ -201,15 +201,15 @@ def _compiler_options(settings: Settings, device: jax.Device) -> tuple[tuple[str
     return tuple(options.items())
 
 
-def reserve(threads: int) -> None:
-    """Have so many threads to spare on virtual CPU devices. What was compiled before is compiled again, once."""
+def reserve() -> None:
+    """Have a thread per core to spare on virtual CPU devices. What was compiled before is compiled again, once."""
     global _spare, _systems, _generation
     with _lock:
-        if threads <= _spare:
+        if _spare:
             return
-        _spare = threads
+        _spare = cores()
         used = sum(len(system.devices) for system in _systems or () if system.platform == "cpu")
-        if used > 1 and spare_threads(used) < threads:
+        if used > 1 and spare_threads(used) < _spare:
             _finish()
             _systems, _generation = None, _generation + 1
 

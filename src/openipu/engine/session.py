@@ -100,7 +100,7 @@ class Session:
         """Where the model runs under the current configuration."""
         if self.pipelined:
             # A device that waits for another one blocks a thread, which the one that works could use.
-            devices.reserve(devices.cores())
+            devices.reserve()
             return make_place(self.strategy.system, self.plan("test").device_count)
         return make_place(self.strategy.system)
 

@@ -94,7 +94,7 @@ _runners: Recent[Runner] = Recent(KEPT)
 
 def runner(request: Request, element: Tree) -> Runner:
     """The pipeline for a request and the shape of an element; those used last are kept."""
-    systems.reserve(systems.cores())
+    systems.reserve()
     system = systems.system(request.ordinal)
     place = make_place(system, 1 + max(request.asked.devices))
     shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves(element))
