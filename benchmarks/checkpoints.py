@@ -13,7 +13,7 @@ from pathlib import Path
 import openipu as ipu
 
 from benchmarks.measure import THROUGHPUT, Entry, in_turns, throughput, write
-from benchmarks.models import CASES, compile_model, data, keras_model
+from benchmarks.models import CASES, compile_model, data, keras_api
 from benchmarks.worker import make_clock
 
 EXECUTIONS = {"mlp": (100, 625, 1875), "cnn": (10, 100), "cifar": (10, 40)}
@@ -29,7 +29,7 @@ def measure(model: str, per_execution: int, rounds: int, epochs: int) -> tuple[l
     """
     case = CASES[model]
     with ipu.ipu_strategy.IPUStrategy().scope():
-        network = keras_model(model)
+        network = keras_api(model)
     compile_model(network, case, per_execution)
     x, y = data(case, case.batch, case.steps)
 

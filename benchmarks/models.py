@@ -32,7 +32,7 @@ def data(case: Case, batch: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
     return x, labels.astype(np.int32) if case.sparse else np.eye(10, dtype=np.float32)[labels]
 
 
-def keras_model(name: str) -> Any:
+def keras_api(name: str) -> Any:
     """The compiled-ready Keras model."""
     import keras
     from keras import layers as kl

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.models import CASES, Case, compile_model, data, keras_model
+from benchmarks.models import CASES, Case, compile_model, data, keras_api
 
 Seconds = tuple[list[float], float]
 """Seconds of each epoch but the first, and until the end of the first execution."""
@@ -53,11 +53,11 @@ def with_fit(options: argparse.Namespace, case: Case, batch: int, steps: int, pe
 
     if options.who == "openipu":
         with ipu.ipu_strategy.IPUStrategy().scope():
-            model = keras_model(case.name)
+            model = keras_api(case.name)
         model.set_gradient_accumulation_options(options.accumulate)
         compile_model(model, case, max(per_execution // options.ipus, options.accumulate))
     else:
-        model = keras_model(case.name)
+        model = keras_api(case.name)
         compile_model(model, case, per_execution, options.accumulate)
     x, y = data(case, batch, steps)
 

@@ -11,12 +11,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from openipu.engine.estimator.core import Core, single_examples
+from openipu._validate import positive
+from openipu.config import configure_ipu_system
+from openipu.engine.core.update_rules import round_up
 from openipu.engine.estimator.hooks import CheckpointSaverListener
-from openipu.engine.estimator.saved import FOLDER
+from openipu.engine.estimator.model_trace import arguments
+from openipu.engine.estimator.runner import EstimatorRunner, single_examples
+from openipu.engine.estimator.saved_state import FOLDER
 from openipu.engine.estimator.specs import hook_list
-from openipu.engine.estimator.trace import arguments
-from openipu.engine.plan import positive, round_up
 from openipu.ipu_run_config import RunConfig
 
 log = logging.getLogger("openipu")
@@ -62,11 +64,11 @@ class WarmStartSettings:
 
 
 class EstimatorBase:
-    """An estimator whose `Core` makes programs of `model_fn`; a subclass checks its arguments and chooses the core."""
+    """An estimator. A subclass checks its arguments and chooses the `EstimatorRunner` that makes its programs."""
 
     def __init__(
         self,
-        core: type[Core],
+        core: type[EstimatorRunner],
         model_fn: Callable[..., Any],
         model_dir: str | Path | None,
         config: RunConfig | None,
@@ -79,7 +81,7 @@ class EstimatorBase:
         if warm_start_from is not None and not isinstance(warm_start_from, WarmStartSettings):
             warm_start_from = WarmStartSettings(warm_start_from)
         folder = _model_dir(model_dir, self.config)
-        self._core = core(model_fn, folder, self.config, self.params, warm_start_from)
+        self._core = core(model_fn, folder, self.config, self.params, configure_ipu_system, warm_start_from)
 
     @property
     def model_dir(self) -> str:

@@ -11,13 +11,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from openipu.engine import position as positions
+from openipu._validate import positive
 from openipu.engine.checkpoint import Checkpoints
-from openipu.engine.held import assign, values_of, variables_of
-from openipu.engine.plan import positive
-from openipu.engine.position import Position
-from openipu.engine.session import Moment
-from openipu.engine.state import Logs, State
+from openipu.engine.core.model_state import assign, values_of, variables_of
+from openipu.engine.core.state import Logs, State
+from openipu.engine.data import position as positions
+from openipu.engine.data.position import Position
+from openipu.engine.fit.session import ResumePoint
 
 import keras
 import numpy as np
@@ -130,7 +130,7 @@ class Checkpoint(keras.callbacks.Callback):
             "callbacks": json.dumps([_counters(callback) for callback in self._callbacks()]),
         }
 
-    def _restore(self) -> Moment:
+    def _restore(self) -> ResumePoint:
         """The newest intact checkpoint, also put into the model, for callbacks that look at it before it runs."""
         owners = variables_of(self.model, "train")
         like = _tree(values_of(owners), "trainable", "non_trainable", "optimizer")
@@ -145,7 +145,7 @@ class Checkpoint(keras.callbacks.Callback):
         assign(owners, state)
         fit = tree["fit"]
         self._pending = partial(self._put_back, json.loads(fit["history"]), json.loads(fit["callbacks"]))
-        moment = Moment(
+        moment = ResumePoint(
             fit["epoch"], fit["ended"], Position.from_json(fit["position"]), state, tree["logs"], self._resumed
         )
         log.info(

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from openipu.engine.elements import Elements
-from openipu.engine.plan import positive
+from openipu._validate import positive
+from openipu.engine.data.dataset_reader import DatasetReader
 from openipu.errors import OutOfRangeError
 from openipu.ipu_infeed_queue import DEFAULT_DEPTH, IPUInfeedQueue
 
@@ -42,7 +42,7 @@ def dataset_benchmark(
     """
     del apply_debug_options
     epochs, count = _checked(number_of_epochs, elements_per_epochs)
-    elements = Elements(dataset, DEFAULT_DEPTH)
+    elements = DatasetReader(dataset, DEFAULT_DEPTH)
     try:
         return _measure(elements, epochs, count, print_stats, do_memcpy)
     finally:
@@ -73,7 +73,7 @@ def _checked(number_of_epochs: Any, elements_per_epochs: Any) -> tuple[int, int]
     return positive("number_of_epochs", number_of_epochs), positive("elements_per_epochs", elements_per_epochs)
 
 
-def _measure(elements: Elements, epochs: int, count: int, print_stats: bool, do_memcpy: bool) -> str:
+def _measure(elements: DatasetReader, epochs: int, count: int, print_stats: bool, do_memcpy: bool) -> str:
     elements.restart()
     use: Callable[[Any], Any] = (lambda e: jax.tree.map(np.copy, e)) if do_memcpy else lambda e: e
     results = []
@@ -85,7 +85,7 @@ def _measure(elements: Elements, epochs: int, count: int, print_stats: bool, do_
     return json.dumps({"epochs": results})
 
 
-def _epoch(elements: Elements, count: int, use: Callable[[Any], Any]) -> dict[str, float]:
+def _epoch(elements: DatasetReader, count: int, use: Callable[[Any], Any]) -> dict[str, float]:
     size, start = 0, time.perf_counter()
     for number in range(count):
         taken = elements.take(1)

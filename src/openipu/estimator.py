@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openipu._estimator import EstimatorBase
+from openipu._validate import positive
 from openipu.engine.estimator.hooks import (
     CheckpointSaverListener,
     SessionRunArgs,
@@ -20,9 +21,8 @@ from openipu.engine.estimator.hooks import (
     SessionRunValues,
 )
 from openipu.engine.estimator.inputs import InputContext
+from openipu.engine.estimator.model_trace import get_global_step
 from openipu.engine.estimator.specs import EstimatorSpec, IPUEstimatorSpec, ModeKeys, TrainOp, group
-from openipu.engine.estimator.trace import get_global_step
-from openipu.engine.plan import positive
 from openipu.ipu_estimator import IPUEstimator, WarmStartSettings
 from openipu.ipu_pipeline_estimator import IPUPipelineEstimator, IPUPipelineEstimatorSpec
 from openipu.ipu_run_config import IPURunConfig, RunConfig

@@ -1,5 +1,5 @@
 """How the gradients of the micro-batches of one update become one gradient."""
 
-from openipu.engine.accumulate import Reduction as GradientAccumulationReductionMethod
+from openipu.engine.core.accumulation import Reduction as GradientAccumulationReductionMethod
 
 __all__ = ["GradientAccumulationReductionMethod"]

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from openipu.engine.program import Operation, check_call, device_program
-from openipu.engine.trace import current
-from openipu.engine.where import current_ordinal
+from openipu.engine.devices.current_system import current_ordinal
+from openipu.engine.program.program_trace import current
+from openipu.engine.program.user_program import Operation, check_call, user_program
 
 __all__ = ["compile"]
 
@@ -41,7 +41,7 @@ def run_here(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
             "A program was to be compiled, but it was not said for which devices. Do so inside "
             '`with ipu.scopes.ipu_scope("/device:IPU:0"):` or `with strategy.scope():`.'
         )
-    return device_program(fn, ordinal)(args)
+    return user_program(fn, ordinal)(args)
 
 
 def _computation(function: Callable[..., Any], *inputs: Any) -> Any:

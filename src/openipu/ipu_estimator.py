@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from openipu._estimator import EstimatorBase, WarmStartSettings, check_model_fn, declared_by
-from openipu.engine.estimator.core import Core
+from openipu._validate import positive
+from openipu.engine.core.update_rules import round_up
+from openipu.engine.estimator.model_trace import MODEL_FN_ARGUMENTS, arguments
+from openipu.engine.estimator.runner import EstimatorRunner
 from openipu.engine.estimator.specs import IPUEstimatorSpec
-from openipu.engine.estimator.trace import MODEL_FN_ARGUMENTS, arguments
-from openipu.engine.plan import positive, round_up
 from openipu.ipu_run_config import RunConfig
 
 __all__ = ["IPUEstimator", "IPUEstimatorSpec", "WarmStartSettings"]
@@ -59,7 +60,7 @@ class IPUEstimator(EstimatorBase):
             declared = ", ".join(declared_by(model_fn)) or "none"
             raise ValueError(f"model_fn has the arguments {declared}. It must have `features`.")
         check_model_fn(model_fn, params, MODEL_FN_ARGUMENTS)
-        super().__init__(Core, model_fn, model_dir, config, params, warm_start_from)
+        super().__init__(EstimatorRunner, model_fn, model_dir, config, params, warm_start_from)
         sizes = {
             "train_batch_size": train_batch_size,
             "eval_batch_size": eval_batch_size,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from openipu.config.notices import name_once
-from openipu.engine.elements import Elements
-from openipu.engine.infeed import Source
-from openipu.engine.program import Operation
-from openipu.engine.trace import Trace, current, in_stage
-from openipu.engine.where import feed_ordinal
+from openipu._validate import name_once
+from openipu.engine.data.dataset_reader import DatasetReader
+from openipu.engine.devices.current_system import feed_ordinal
+from openipu.engine.program.infeed import InfeedSource
+from openipu.engine.program.program_trace import ProgramTrace, current, in_stage
+from openipu.engine.program.user_program import Operation
 from openipu.errors import NotFoundError
 
 __all__ = ["IPUInfeedQueue", "IPUIterator", "IPUOwnedIterator"]
@@ -50,8 +50,8 @@ class IPUInfeedQueue:
         self.prefetch_depth = checked_depth(prefetch_depth)
         if optimise_latency:
             name_once({"optimise_latency of infeed queues": "elements are never held back"})
-        self._elements = Elements(dataset, self.prefetch_depth)
-        self._source = Source(self._elements, self.prefetch_depth)
+        self._elements = DatasetReader(dataset, self.prefetch_depth)
+        self._source = InfeedSource(self._elements, self.prefetch_depth)
         self._dequeued = self._deleted = False
 
     @property
@@ -162,7 +162,7 @@ def checked_depth(value: Any) -> int:
     return value
 
 
-def check_use(ordinal: int, kind: str) -> Trace:
+def check_use(ordinal: int, kind: str) -> ProgramTrace:
     """What is being traced; an error outside of programs, and in programs of another system."""
     trace = current()
     if trace is None and in_stage():

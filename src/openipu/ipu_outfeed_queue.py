@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import enum
 import threading
 from collections.abc import Iterator
 from typing import Any
 
-from openipu.config.notices import name_once
-from openipu.engine.outlet import Buffer
-from openipu.engine.program import Operation
-from openipu.engine.where import feed_ordinal
+from openipu._validate import name_once
+from openipu.engine.devices.current_system import feed_ordinal
+from openipu.engine.host_io.outfeed_buffer import HostBuffer, IPUOutfeedMode
+from openipu.engine.program.user_program import Operation
 from openipu.errors import FailedPreconditionError
 from openipu.ipu_infeed_queue import check_use
 
@@ -19,15 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 __all__ = ["IPUOutfeedMode", "IPUOutfeedQueue", "IPUOutfeedQueueIterator", "ScopedIPUOutfeedQueue"]
-
-
-class IPUOutfeedMode(enum.Enum):
-    """Which elements of an outfeed the host gets."""
-
-    ALL = "all"
-    """Every one, in order."""
-    LAST = "last"
-    """The latest one."""
 
 
 class IPUOutfeedQueue:
@@ -65,7 +55,7 @@ class IPUOutfeedQueue:
         self.device_ordinal = feed_ordinal(device_ordinal)
         if optimise_latency:
             name_once({"optimise_latency of outfeed queues": "elements reach the host within a twentieth of a second"})
-        self._buffer = Buffer(checked_buffer_depth(buffer_depth), only_last=mode is IPUOutfeedMode.LAST)
+        self._buffer = HostBuffer(checked_buffer_depth(buffer_depth), only_last=mode is IPUOutfeedMode.LAST)
         self._spec: Any = None
         self._replicas = 1
         self._maker = threading.get_ident()

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from openipu._estimator import EstimatorBase, check_model_fn, declared_by
-from openipu.engine.estimator.stage_program import StagedCore
+from openipu.engine.estimator.stage_program import StagedRunner
 from openipu.engine.estimator.stage_specs import IPUPipelineEstimatorSpec
 from openipu.engine.estimator.stage_trace import PIPELINE_FN_ARGUMENTS
 from openipu.ipu_run_config import RunConfig
@@ -68,4 +68,4 @@ class IPUPipelineEstimator(EstimatorBase):
                     f"to the first stage, and model_fn only {', '.join(PIPELINE_FN_ARGUMENTS)}."
                 )
         check_model_fn(model_fn, params, PIPELINE_FN_ARGUMENTS)
-        super().__init__(StagedCore, model_fn, model_dir, config, params, warm_start_from)
+        super().__init__(StagedRunner, model_fn, model_dir, config, params, warm_start_from)

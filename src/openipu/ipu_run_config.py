@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from openipu._validate import name_once, positive
 from openipu.config import IPUConfig
-from openipu.config.notices import name_once
-from openipu.config.settings import freeze
-from openipu.engine.plan import positive
+from openipu.settings.frozen import freeze
 
 __all__ = ["IPURunConfig", "RunConfig"]
 

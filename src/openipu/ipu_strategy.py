@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from openipu.engine import devices
-from openipu.engine.classes import extend_new_models
-from openipu.engine.program import check_call, device_program
-from openipu.engine.session import Session
-from openipu.engine.trace import current
-from openipu.engine.where import on, ordinal_of
+from openipu.engine.devices import systems
+from openipu.engine.devices.current_system import on, open_strategies, ordinal_of
+from openipu.engine.fit.session import Session
+from openipu.engine.keras_compat.model_classes import extend_new_models
+from openipu.engine.program.program_trace import current
+from openipu.engine.program.user_program import check_call, user_program
 from openipu.keras.extensions import extended
 
 __all__ = ["IPUStrategy", "IPUStrategyV1", "get_strategy", "has_strategy"]
@@ -20,7 +20,6 @@ __all__ = ["IPUStrategy", "IPUStrategyV1", "get_strategy", "has_strategy"]
 _lock = threading.Lock()
 _scopes = 0
 _undo: Any = None
-_active = threading.local()
 
 
 class IPUStrategyV1:
@@ -52,9 +51,9 @@ class IPUStrategyV1:
         self._enable_keras_extensions = bool(enable_keras_extensions)
 
     @property
-    def system(self) -> devices.System:
+    def system(self) -> systems.System:
         """The devices this strategy uses under the current configuration."""
-        return devices.system(self._ordinal)
+        return systems.system(self._ordinal)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -69,7 +68,7 @@ class IPUStrategyV1:
     @contextlib.contextmanager
     def scope(self) -> Iterator[IPUStrategyV1]:
         """Make this the strategy of the models made until the `with` block ends."""
-        stack = _stack()
+        stack = open_strategies()
         _enter()
         stack.append(self)
         try:
@@ -99,7 +98,7 @@ class IPUStrategyV1:
         if current() is not None:
             return fn(*args, **(kwargs or {}))
         with on(self._ordinal):
-            return device_program(fn, self._ordinal)(args, kwargs)
+            return user_program(fn, self._ordinal)(args, kwargs)
 
     def experimental_run_v2(self, *_args: Any, **_kwargs: Any) -> Any:
         """Not available: the old name of `run`."""
@@ -114,19 +113,15 @@ IPUStrategy = IPUStrategyV1
 
 def has_strategy() -> bool:
     """Whether a strategy's scope is active in this thread."""
-    return bool(_stack())
+    return bool(open_strategies())
 
 
 def get_strategy() -> IPUStrategyV1:
     """The strategy whose scope is active in this thread."""
-    if not _stack():
+    if not open_strategies():
         raise RuntimeError("No strategy's scope is active here. Enter one with `with strategy.scope():`.")
-    return _stack()[-1]
-
-
-def _stack() -> list[IPUStrategyV1]:
-    strategies: list[IPUStrategyV1] = _active.__dict__.setdefault("strategies", [])
-    return strategies
+    strategy: IPUStrategyV1 = open_strategies()[-1]
+    return strategy
 
 
 def _extend(cls: type) -> type | None:

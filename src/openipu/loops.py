@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from openipu.config.notices import name_once
-from openipu.engine.program import Operation
-from openipu.engine.trace import current
+from openipu._validate import name_once
+from openipu.engine.program.program_trace import current
+from openipu.engine.program.user_program import Operation
 from openipu.ipu_compiler import run_here
 from openipu.ipu_infeed_queue import IPUInfeedQueue
 

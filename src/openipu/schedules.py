@@ -9,7 +9,7 @@ device 1  -     F1:0  B1:0,F1:1  B1:1,F1:2  B1:2,F1:3  B1:3  -
 `Schedule` shows how to write one. From a terminal: `python -m openipu.schedules Grouped --stages 4 --micro-batches 16`.
 """
 
-from openipu.engine.pipeline.actions import (
+from openipu.engine.schedule.actions import (
     Action,
     Kind,
     ScheduleError,
@@ -20,18 +20,9 @@ from openipu.engine.pipeline.actions import (
     render,
     validate,
 )
-from openipu.engine.pipeline.measures import (
-    Costs,
-    Measures,
-    bubble,
-    live,
-    live_on_devices,
-    measure,
-    stash,
-    total_time,
-)
-from openipu.engine.pipeline.picture import svg
-from openipu.engine.pipeline.schedules import (
+from openipu.engine.schedule.measures import Costs, Measures, bubble, live, live_on_devices, measure, stash, total_time
+from openipu.engine.schedule.picture import svg
+from openipu.engine.schedule.schedules import (
     GPipe,
     Grouped,
     Interleaved,
@@ -70,11 +61,3 @@ __all__ = [
     "total_time",
     "validate",
 ]
-
-
-if __name__ == "__main__":
-    import sys
-
-    from openipu.cli import app
-
-    app(["schedule", *sys.argv[1:]], prog_name="openipu")

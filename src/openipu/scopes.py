@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from openipu.config.notices import name_once
-from openipu.engine.trace import current
-from openipu.engine.where import on, ordinal_of
+from openipu._validate import name_once
+from openipu.engine.devices.current_system import on, ordinal_of
+from openipu.engine.program.program_trace import current
 
 import numpy as np
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from openipu.engine.scope import Scope
-from openipu.engine.trace import current
+from openipu.engine.program.program_trace import current
+from openipu.engine.program.variable_scope import VariableScope
 
 import jax
 
@@ -40,7 +40,7 @@ def value_and_gradients(
     owners: dict[str, list[Any]] = {}
 
     def loss(values: list[Any]) -> tuple[Any, Any]:
-        scope = Scope(parent, zip(variables, values, strict=True))
+        scope = VariableScope(parent, zip(variables, values, strict=True))
         if trace is None:
             with scope:
                 result = loss_fn()

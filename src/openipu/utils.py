@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+from openipu._validate import name_once
 from openipu.config import (
     DeviceConnectionType,
     ExecutionProfileType,
@@ -19,7 +20,6 @@ from openipu.config import (
     reset_ipu_configuration,
     running_on_ipu_model,
 )
-from openipu.config.notices import name_once
 
 __all__ = [
     "DeviceConnectionType",
@@ -45,11 +45,11 @@ __all__ = [
 
 def get_num_of_ipus_in_device(ipu_device: str = "/device:IPU:0", device: str = "cpu") -> int:
     """The number of devices of a system. `device` is where the original keeps its configuration: always the host."""
-    from openipu.engine import devices
-    from openipu.engine.where import ordinal_of
+    from openipu.engine.devices import systems
+    from openipu.engine.devices.current_system import ordinal_of
 
     del device
-    return len(devices.system(ordinal_of(ipu_device)).devices)
+    return len(systems.system(ordinal_of(ipu_device)).devices)
 
 
 def reset_ipu_seed(
@@ -69,7 +69,7 @@ def reset_ipu_seed(
         experimental_identical_replicas: Accepted for scripts that give it: random numbers belong to samples here, so
             replicas draw different ones for different samples.
     """
-    from openipu.engine.where import ordinal_of
+    from openipu.engine.devices.current_system import ordinal_of
 
     import keras
 

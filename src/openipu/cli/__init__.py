@@ -33,7 +33,7 @@ def train_mnist(
 
     console = Console()
     with console.status("Loading Keras and JAX ..."):
-        from openipu.cli.mnist import Options, run
+        from .mnist import Options, run
     try:
         run(Options(epochs, batch_size, steps_per_execution, ipus, compare, samples), console)
     except ValueError as error:
@@ -45,7 +45,7 @@ def train_mnist(
 @app.command("info")
 def show_info() -> None:
     """Show versions, devices, options and folders: what a bug report needs."""
-    from openipu.cli.info import run
+    from .info import run
 
     run()
 
@@ -64,10 +64,10 @@ def show_schedule(
     svg: Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Draw a picture.")] = None,
 ) -> None:
     """Show who does what when in a pipeline: the table of a schedule, its bubble and its memory."""
-    from openipu.cli.schedule import Options, run
-
     from rich.console import Console
     from rich.markup import escape
+
+    from .schedule import Options, run
 
     try:
         run(Options(name, stages, micro_batches, devices, not inference, svg))

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from openipu.engine.cache import Cache
+    from openipu.settings.cache_folder import Cache
 
 _REQUIRED: Final = ("keras", "jax", "jaxlib", "numpy", "orbax-checkpoint")
 _OPTIONAL: Final = ("grain", "tensorflow", "torch")
@@ -73,13 +73,13 @@ def usable_cores() -> int:
 def options() -> dict[str, str]:
     """What a new process is configured with, before it says anything itself, and where compiled programs are kept."""
     from openipu import config
-    from openipu.config.environment import environment as asked
-    from openipu.engine import cache
+    from openipu.settings.cache_folder import choose
+    from openipu.settings.environment import environment as asked
 
     effective = sum(option.no_effect is None for option in config.OPTIONS.values())
     found = {
         "IPUConfig": f"{len(config.OPTIONS)} options, {effective} take effect (list: python -m openipu.config)",
-        "cache folder": _describe(cache.choose(asked().executable_cache)),
+        "cache folder": _describe(choose(asked().executable_cache)),
     }
     return found | {f"{name} has no effect": why for name, why in asked().without_effect.items()}
 

@@ -11,13 +11,13 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from openipu.config.notices import name_once
-from openipu.engine import run
-from openipu.engine.accumulate import Accumulation, Reduction, check_divided, dtype_option
-from openipu.engine.classes import pickled, subclass_as
-from openipu.engine.held import variables_of
-from openipu.engine.options import MetricReduction, Options
-from openipu.engine.session import Session
+from openipu._validate import name_once
+from openipu.engine.core.accumulation import Accumulation, Reduction, check_divided, dtype_option
+from openipu.engine.core.model_state import variables_of
+from openipu.engine.core.options import MetricReduction, Options
+from openipu.engine.fit import fit as run
+from openipu.engine.fit.session import Session
+from openipu.engine.keras_compat.model_classes import pickled, subclass_as
 from openipu.ipu_infeed_queue import checked_depth
 from openipu.ipu_outfeed_queue import checked_buffer_depth
 

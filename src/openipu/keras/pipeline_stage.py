@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from types import TracebackType
 
-from openipu.engine.pipeline.marks import current_stage, in_own_call, marking
+from openipu.engine.devices.current_system import open_strategies
+from openipu.engine.pipeline.partition.stage_marks import current_stage, in_own_call, marking
 
 
 class PipelineStage:
@@ -33,10 +34,7 @@ class PipelineStage:
     def __enter__(self) -> PipelineStage:
         if isinstance(self._stage, bool) or not isinstance(self._stage, int) or self._stage < 0:
             raise ValueError(f"{self._stage!r} is not the number of a stage. Stages count from 0: 0, 1, 2, ...")
-        # The strategy module imports the extensions, which import this one.
-        from openipu.ipu_strategy import has_strategy
-
-        if not (has_strategy() or in_own_call()):
+        if not (open_strategies() or in_own_call()):
             raise RuntimeError(
                 f"PipelineStage({self._stage}) is used outside of an IPUStrategy. Put it inside of "
                 "`with strategy.scope():`."

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from openipu.engine.pipeline.graph import Graph, Node
-from openipu.engine.pipeline.recording import has_graph
+from openipu.engine.pipeline.partition.graph import Graph, Node
+from openipu.engine.pipeline.partition.recorded_calls import has_graph
 
 import keras
 

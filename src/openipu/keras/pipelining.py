@@ -6,16 +6,17 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from openipu.config.notices import name_once
-from openipu.engine.accumulate import Accumulation, Reduction, check_divided, dtype_option
-from openipu.engine.pipeline import assign, balance, split
-from openipu.engine.pipeline.arguments import check_stage_options
-from openipu.engine.pipeline.graph import Graph, Node
-from openipu.engine.pipeline.options import PipelineSchedule, Pipelining, RecomputationMode, schedule_of
-from openipu.engine.pipeline.own_call import note_inputs
-from openipu.engine.pipeline.recording import has_graph
-from openipu.engine.pipeline.schedules import Schedule
-from openipu.engine.session import Session
+from openipu._validate import name_once
+from openipu.engine.core.accumulation import Accumulation, Reduction, check_divided, dtype_option
+from openipu.engine.core.pipelining import PipelineSchedule, Pipelining, RecomputationMode, schedule_of
+from openipu.engine.fit.session import Session
+from openipu.engine.pipeline.build.arguments import check_stage_options
+from openipu.engine.pipeline.partition import assignment as assign
+from openipu.engine.pipeline.partition import balance, split
+from openipu.engine.pipeline.partition.graph import Graph, Node
+from openipu.engine.pipeline.partition.recorded_calls import has_graph
+from openipu.engine.pipeline.partition.traced_call import note_inputs
+from openipu.engine.schedule.schedules import Schedule
 
 import keras
 

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from openipu.ops import (
+    from . import (
         all_to_all_op,
         cross_replica_ops,
         pipelining_ops,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from openipu.engine.accumulate import Reduction
-from openipu.engine.pipeline.arguments import OPTIONS, arguments, check_function, count_of
-from openipu.engine.pipeline.functions import Functions
-from openipu.engine.pipeline.operation import Request, runner
-from openipu.engine.pipeline.options import RecomputationMode
-from openipu.engine.program import Operation
-from openipu.engine.trace import NotInProgram, current
-from openipu.engine.where import current_ordinal
+from openipu.engine.core.accumulation import Reduction
+from openipu.engine.core.pipelining import RecomputationMode
+from openipu.engine.devices.current_system import current_ordinal
+from openipu.engine.pipeline.build.arguments import OPTIONS, arguments, check_function, count_of
+from openipu.engine.pipeline.build.function_pipeline import Request, runner
+from openipu.engine.pipeline.build.function_stages import Functions
+from openipu.engine.program.program_trace import NotInProgram, current
+from openipu.engine.program.user_program import Operation
 from openipu.ipu_infeed_queue import IPUInfeedQueue
 from openipu.ipu_outfeed_queue import IPUOutfeedMode, IPUOutfeedQueue
 

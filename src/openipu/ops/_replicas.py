@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from openipu.engine.plan import positive
-from openipu.engine.replicate import AXIS
+from openipu._validate import positive
+from openipu.engine.devices.replicas import REPLICA_AXIS
 
 import jax
 import keras
@@ -23,7 +23,7 @@ Tree = Any
 def count() -> int:
     """The number of replicas of the program that is being traced; 1 outside of programs."""
     try:
-        return int(lax.axis_size(AXIS))
+        return int(lax.axis_size(REPLICA_AXIS))
     except NameError:  # how JAX says that no axis of this name is there
         return 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from openipu.engine.replicate import AXIS
+from openipu.engine.devices.replicas import REPLICA_AXIS
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ def all_to_all(
             shape[split] //= count
             shape[concat] *= count
             return jnp.zeros(shape, x.dtype)
-        return lax.all_to_all(x, AXIS, split, concat, tiled=True)
+        return lax.all_to_all(x, REPLICA_AXIS, split, concat, tiled=True)
 
 
 def all_gather(x: Any, replication_factor: int, name: str | None = None) -> Any:
@@ -62,7 +62,7 @@ def all_gather(x: Any, replication_factor: int, name: str | None = None) -> Any:
 
     def one(x: Any) -> Any:
         if _replicas.count() > 1:
-            return lax.all_gather(x, AXIS)
+            return lax.all_gather(x, REPLICA_AXIS)
         return x[None] if count == 1 else jnp.zeros((count, *x.shape), x.dtype)  # [Note: shapes before programs]
 
     with jax.named_scope(name or "all_gather"):

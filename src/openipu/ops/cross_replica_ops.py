@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from openipu.engine.replicate import AXIS
+from openipu.engine.devices.replicas import REPLICA_AXIS
 
 import jax
 from jax import lax
@@ -28,7 +28,7 @@ def cross_replica_sum(x: Any, replica_group_size: int | None = None, name: str |
     groups = _replicas.groups(replica_group_size)
     with jax.named_scope(name or "cross_replica_sum"):
         x = _replicas.tensors(x)
-        return x if _replicas.count() == 1 else lax.psum(x, AXIS, axis_index_groups=groups)
+        return x if _replicas.count() == 1 else lax.psum(x, REPLICA_AXIS, axis_index_groups=groups)
 
 
 def cross_replica_mean(x: Any, replica_group_size: int | None = None, name: str | None = None) -> Any:
@@ -39,7 +39,7 @@ def cross_replica_mean(x: Any, replica_group_size: int | None = None, name: str 
     groups = _replicas.groups(replica_group_size)
     with jax.named_scope(name or "cross_replica_mean"):
         x = _replicas.tensors(x)
-        return x if _replicas.count() == 1 else lax.pmean(x, AXIS, axis_index_groups=groups)
+        return x if _replicas.count() == 1 else lax.pmean(x, REPLICA_AXIS, axis_index_groups=groups)
 
 
 def assume_equal_across_replicas(tensors: Any, inplace: bool = False) -> Any:

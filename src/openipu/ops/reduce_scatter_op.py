@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from openipu.engine.replicate import AXIS
+from openipu.engine.devices.replicas import REPLICA_AXIS
 
 import jax
 import jax.numpy as jnp
@@ -47,9 +47,9 @@ def _reduced_part(op: str, parts: Any) -> Any:
     """The row of `parts` that belongs to this replica, reduced over replicas."""
     alone = parts.shape[0] == 1
     if op == _reductions.LOCAL:
-        return parts[0] if alone else parts[lax.axis_index(AXIS)]
+        return parts[0] if alone else parts[lax.axis_index(REPLICA_AXIS)]
     if alone:
         return _reductions.reduce(op, parts)
     if op in (_reductions.ADD, _reductions.SQUARE_ADD):
-        return lax.psum_scatter(parts * parts if op == _reductions.SQUARE_ADD else parts, AXIS)
-    return _reductions.reduce(op, lax.all_to_all(parts, AXIS, 0, 0))
+        return lax.psum_scatter(parts * parts if op == _reductions.SQUARE_ADD else parts, REPLICA_AXIS)
+    return _reductions.reduce(op, lax.all_to_all(parts, REPLICA_AXIS, 0, 0))

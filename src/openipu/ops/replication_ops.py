@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from openipu.engine.replicate import AXIS
+from openipu.engine.devices.replicas import REPLICA_AXIS
 
 import jax
 import jax.numpy as jnp
@@ -18,4 +18,4 @@ __all__ = ["replication_index"]
 def replication_index(name: str | None = None) -> Any:
     """The number of this replica, from 0, as an int32 scalar; 0 outside of programs."""
     with jax.named_scope(name or "replication_index"):
-        return jnp.int32(0) if _replicas.count() == 1 else lax.axis_index(AXIS).astype(jnp.int32)
+        return jnp.int32(0) if _replicas.count() == 1 else lax.axis_index(REPLICA_AXIS).astype(jnp.int32)

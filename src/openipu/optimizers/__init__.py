@@ -3,10 +3,9 @@
 Give them to `model.compile`, around any Keras optimizer and around each other.
 """
 
+from openipu.engine.core.wrapped_optimizer import IpuOptimizer
 from openipu.gradient_accumulation import GradientAccumulationReductionMethod
 
-from .base import IpuOptimizer
-from .plan import OptimizerPlan, describe, map_gradients, unwrapped, update
 from .wrappers import (
     CrossReplicaGradientAccumulationOptimizer,
     CrossReplicaGradientAccumulationOptimizerV2,
@@ -26,10 +25,5 @@ __all__ = [
     "GradientAccumulationReductionMethod",
     "IpuOptimizer",
     "MapGradientOptimizer",
-    "OptimizerPlan",
     "ShardedOptimizer",
-    "describe",
-    "map_gradients",
-    "unwrapped",
-    "update",
 ]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from openipu.engine.accumulate import Accumulation, Reduction, check_divided, dtype_option
+from openipu._validate import positive
+from openipu.engine.core.accumulation import Accumulation, Reduction, check_divided, dtype_option
+from openipu.engine.core.wrapped_optimizer import Declared, IpuOptimizer, chain
+from openipu.ops.cross_replica_ops import cross_replica_mean
 
 import jax.numpy as jnp
 import keras
-
-from .base import IpuOptimizer, chain
 
 _registered = keras.saving.register_keras_serializable(package="openipu")
 
@@ -29,11 +30,13 @@ class CrossReplicaOptimizer(IpuOptimizer):
     def __init__(self, opt: Any, name: str = "CrossReplicaOptimizer") -> None:
         super().__init__(opt, name)
 
+    @property
+    def declared(self) -> Declared:
+        """The mean over replicas."""
+        return super().declared | Declared(replica_reduction="mean")
+
     def prepare(self, gradients: Sequence[Any], weights: Sequence[Any], scale: Any) -> list[Any]:
         """The mean over replicas."""
-        # Late, because the engine imports this package and the operations import the engine.
-        from openipu.ops.cross_replica_ops import cross_replica_mean
-
         return super().prepare(cross_replica_mean(list(gradients)), weights, scale)
 
 
@@ -69,9 +72,6 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
         reduction_method: Any = Reduction.SUM,
         name: str = "GradientAccumulationOptimizerV2",
     ) -> None:
-        # Late, because the engine imports this package.
-        from openipu.engine.plan import positive
-
         steps = positive("num_mini_batches", num_mini_batches)
         super().__init__(opt, name)
         for inner in chain(self.inner_optimizer):
@@ -88,6 +88,16 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
             "replicated_optimizer_state_sharding", replicated_optimizer_state_sharding
         )
         check_divided(self.replicated_optimizer_state_sharding, self.offload_weight_update_variables)
+
+    @property
+    def declared(self) -> Declared:
+        """The micro-batches of an update, and where the state of the optimizer is to be."""
+        own = Declared(
+            self.accumulation,
+            shard_state=self.replicated_optimizer_state_sharding,
+            offload=self.offload_weight_update_variables,
+        )
+        return own | super().declared
 
     def prepare(self, gradients: Sequence[Any], weights: Sequence[Any], scale: Any) -> list[Any]:
         """An error, unless there is nothing to accumulate: a single `apply` cannot wait for other micro-batches."""
@@ -229,6 +239,8 @@ class MapGradientOptimizer(IpuOptimizer):
             )
         super().__init__(wrapped_optimizer, name)
         self.gradient_mapping_function = gradient_mapping_function
+
+    maps_gradients = True
 
     def prepare(self, gradients: Sequence[Any], weights: Sequence[Any], scale: Any) -> list[Any]:
         """The mapped gradients."""

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from openipu.engine.plan import positive
-from openipu.ipu_outfeed_queue import IPUOutfeedMode
+from openipu._validate import positive
+from openipu.engine.host_io.outfeed_buffer import IPUOutfeedMode
 
 import jax
 
+from .model_trace import current_trace
 from .outbox import steps_first
 from .specs import LogOp
-from .trace import current_trace
 
 log = logging.getLogger("openipu")
 

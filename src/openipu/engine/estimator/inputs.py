@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from openipu.engine import model as keras_model
-from openipu.engine.adapters import batches
-from openipu.engine.elements import normal
+from openipu.engine.data.adapters import batches
+from openipu.engine.data.dataset_reader import normal
+from openipu.engine.keras_compat import api as keras_api
 
 import jax
 import keras
@@ -42,7 +42,7 @@ class InputFn:
         return self.function(**{name: value for name, value in self.given.items() if name in declared})
 
 
-class Elements(keras_model.DataAdapter):
+class InputBatches(keras_api.DataAdapter):
     """The batches of one call of input_fn from number `skip` on, at most `limit`, as a source for feeds.
 
     A position beyond the end of the data counts on from its beginning, so training that stopped at the end of a
@@ -98,7 +98,7 @@ def _batches(dataset: Any, skip: int) -> Iterator[Batch]:
     elif _is_plain(dataset):
         elements = iter(dataset)
     else:
-        elements = batches(keras_model.get_data_adapter(dataset))
+        elements = batches(keras_api.get_data_adapter(dataset))
     return map(_element, itertools.islice(elements, skip, None))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openipu.engine.replicate import Replicas
+from openipu.engine.devices.replicas import Replicas
 
 import jax
 import jax.numpy as jnp

@@ -13,24 +13,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from openipu.engine.ahead import Ahead
 from openipu.engine.checkpoint import Checkpoints
-from openipu.engine.feed import Feed, Slab
-from openipu.engine.loop import Result
-from openipu.engine.spread import Spread
-from openipu.engine.state import Logs, State
+from openipu.engine.core.state import Logs, State
+from openipu.engine.core.state_layout import ReplicaLayout
+from openipu.engine.data.feed import Feed
+from openipu.engine.data.prefetch import Prefetch
+from openipu.engine.data.slab import Slab
+from openipu.engine.loop.loop import Result
 
 import jax
 import numpy as np
 
-from . import saved as saving
+from . import saved_state as saving
 from .hooks import CheckpointSaverListener, Hooks
+from .model_steps import ModelProgram
+from .model_trace import OtherVariablesError
 from .outbox import steps_first
-from .saved import Saved
+from .progress import Progress, RunFacts, Summaries, Timed, program_facts
+from .saved_state import Saved
 from .specs import IPUEstimatorSpec
-from .steps import Program
-from .trace import OtherVariablesError
-from .watch import Progress, RunFacts, Summaries, Timed, program_facts
 
 log = logging.getLogger("openipu")
 
@@ -46,7 +47,7 @@ class Run:
     """One call of `train`, `evaluate` or `predict`: the state and what happens around each launch."""
 
     def __init__(
-        self, program: Program, start: Saved, hooks: list[Any], feed: Feed, model_dir: Path, config: Any
+        self, program: ModelProgram, start: Saved, hooks: list[Any], feed: Feed, model_dir: Path, config: Any
     ) -> None:
         self.program, self._model_dir, self._config = program, model_dir, config
         self.global_step, self.steps, self._launches = start.global_step, 0, 0
@@ -64,7 +65,7 @@ class Run:
         reported, known = self._config.ipu_run_config.compile_summary, len(self.program.loop.programs)
         began = first = self._mark()
         self.hooks.begin(self.global_step)
-        slabs = Ahead(self._feed.epoch())
+        slabs = Prefetch(self._feed.epoch())
         shapes: list[str] | None = None
         for slab in slabs:
             self.hooks.before_run()
@@ -126,7 +127,7 @@ class Training(Run):
 
     def __init__(
         self,
-        program: Program,
+        program: ModelProgram,
         start: Saved,
         hooks: list[Any],
         feed: Feed,
@@ -173,7 +174,7 @@ class Training(Run):
         self.global_step += -(-slab.steps // self.program.place.replicas.count)
         self._batches += slab.steps
         self._examples += _examples(slab)
-        if slab.has_tail and isinstance(self.program.spread, Spread):
+        if slab.has_tail and isinstance(self.program.spread, ReplicaLayout):
             # Unlike that of stages, the program counts a smaller last batch as a step of its own.
             step, *rest = self._state.non_trainable
             counted = jax.device_put(np.int32(self.global_step), step.sharding)

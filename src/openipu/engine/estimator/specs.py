@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from openipu.config.notices import name_once
-from openipu.engine.state import Mode
+from openipu._validate import name_once
+from openipu.engine.core.state import Mode
 
 import jax
 import keras

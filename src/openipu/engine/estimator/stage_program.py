@@ -1,4 +1,4 @@
-"""`StagedPlan` -> `Program`: a model_fn in stages on the pipeline executor."""
+"""`StagedModel` -> `ModelProgram`: a model_fn in stages on the pipeline executor."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from openipu.engine.execution import rows_of
-from openipu.engine.loop import Result
-from openipu.engine.options import Options
-from openipu.engine.pipeline.functions import make_function_loop
-from openipu.engine.place import Place
-from openipu.engine.plan import round_up
-from openipu.engine.state import Step
-from openipu.engine.steps import in_stages
-from openipu.optimizers.plan import describe
+from openipu.engine.core.keras_steps import in_stages
+from openipu.engine.core.optimizer_chain import describe
+from openipu.engine.core.options import Options
+from openipu.engine.core.state import Step
+from openipu.engine.core.update_rules import round_up
+from openipu.engine.devices.placement import Placement
+from openipu.engine.loop.execution import rows_of
+from openipu.engine.loop.loop import Result
+from openipu.engine.pipeline.build.function_stages import make_function_loop
 
 import jax
 import numpy as np
 
-from .core import Core, Logs
+from .model_steps import ModelProgram, at_least_1d, host_logs, joined, row_by_row, train_step
+from .model_trace import current_trace
 from .outbox import Outbox
+from .runner import EstimatorRunner, Logs
 from .specs import ENGINE_MODE, check_metric_names
 from .stage_specs import IPUPipelineEstimatorSpec
-from .stage_trace import PipelineFn, StagedPlan, discover_stages, functions_of
-from .steps import Program, at_least_1d, host_logs, joined, row_by_row, train_step
-from .trace import current_trace
+from .stage_trace import PipelineFn, StagedModel, discover_stages, functions_of
 
 Tree = Any
 
 
-class StagedCore(Core):
+class StagedRunner(EstimatorRunner):
     """The machinery of a pipelined estimator: programs are made of stages, all else is the same."""
 
-    def _make_program(self, mode: str, batch: Tree, where: Place, params: Logs) -> Program:
+    def _make_program(self, mode: str, batch: Tree, where: Placement, params: Logs) -> ModelProgram:
         model_fn = PipelineFn(self._model_fn, mode, params, self.config)
         plan, logged = discover_stages(model_fn, batch, where.replicas, self.config.tf_random_seed)
         spec: IPUPipelineEstimatorSpec = plan.spec
@@ -77,7 +77,9 @@ def _with_optimizer(options: Options, optimizer: Any) -> Options:
     return options.with_optimizer(plan)
 
 
-def make_staged_program(plan: StagedPlan, place: Place, options: Options, outbox: Outbox, name: str) -> Program:
+def make_staged_program(
+    plan: StagedModel, place: Placement, options: Options, outbox: Outbox, name: str
+) -> ModelProgram:
     """Everything but the compilation, which happens at the first launch."""
     mode, spec = ENGINE_MODE[plan.mode], plan.spec
     step, on_host = Step(in_stages, None, "all"), None
@@ -98,7 +100,7 @@ def make_staged_program(plan: StagedPlan, place: Place, options: Options, outbox
     loop, spread = make_function_loop(
         f"{name}_{mode}", step, functions, plan, variables, plan.optimizer, place, spec.asked
     )
-    return Program(plan, loop, spread, place, options, metrics, on_host)
+    return ModelProgram(plan, loop, spread, place, options, metrics, on_host)
 
 
 def _counted(outbox: Outbox, metrics: list[Any], loss: Any, data: Tree) -> list[Any]:

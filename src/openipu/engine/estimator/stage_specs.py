@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from openipu.config.notices import name_once
-from openipu.engine.accumulate import Reduction, dtype_option
-from openipu.engine.pipeline.arguments import OPTIONS, arguments, check_function
+from openipu._validate import name_once
+from openipu.engine.core.accumulation import Reduction, dtype_option
+from openipu.engine.pipeline.build.arguments import OPTIONS, arguments, check_function
 
 from .specs import ENGINE_MODE, hook_list
 

@@ -1,4 +1,4 @@
-"""A model_fn in stages -> `StagedPlan`: which variables each stage makes and uses, and each stage as a pure function.
+"""A model_fn in stages -> `StagedModel`: which variables each stage makes and uses, and each stage as a pure function.
 
 All stages are traced once, one after the other, to learn their variables. The executor then traces each of them by
 itself. For that, model_fn is called anew, and only that stage of what it returns: what its layers make is numbered and
@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from openipu.engine.pipeline.functions import Functions, NewState
-from openipu.engine.pipeline.stages import Arrays
-from openipu.engine.replicate import Replicas
+from openipu.engine.devices.replicas import Replicas
+from openipu.engine.pipeline.build.function_stages import Functions, NewState
+from openipu.engine.pipeline.runtime.stage_function import Arrays
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .ledger import Made
+from .model_trace import DiscoveredModel, ModelFnTrace, current_trace, learned, probed, unseeded, zeros
 from .specs import TrainOp
 from .stage_specs import IPUPipelineEstimatorSpec
-from .trace import Plan, Trace, current_trace, learned, probed, unseeded, zeros
+from .variable_ledger import Made
 
 Tree = Any
 PIPELINE_FN_ARGUMENTS = ("mode", "params", "config")
@@ -68,7 +68,7 @@ class _Part:
     changed: set[int] = field(default_factory=set)
 
 
-class StageTrace(Trace):
+class StageTrace(ModelFnTrace):
     """One call of model_fn and of some of its stages. Knows which of them makes, uses and changes which variable."""
 
     def __init__(self, bind: Callable[[Made, int], Any], global_step: Any, training: bool) -> None:
@@ -129,7 +129,7 @@ def current_spec() -> IPUPipelineEstimatorSpec:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StagedPlan(Plan):
+class StagedModel(DiscoveredModel):
     """The plan for a model_fn in stages; also the executor's `Binding`."""
 
     model_fn: PipelineFn
@@ -185,10 +185,12 @@ class StagedPlan(Plan):
                 )
 
 
-def discover_stages(model_fn: PipelineFn, batch: Tree, replicas: Replicas, seed: int | None) -> tuple[StagedPlan, Tree]:
+def discover_stages(
+    model_fn: PipelineFn, batch: Tree, replicas: Replicas, seed: int | None
+) -> tuple[StagedModel, Tree]:
     """Learn what model_fn and its stages make for batches like this one; also gives the shapes of logged tensors."""
 
-    def probe(batch: Tree) -> tuple[StagedPlan, Tree]:
+    def probe(batch: Tree) -> tuple[StagedModel, Tree]:
         with StageTrace(zeros, jnp.int32(0), model_fn.mode == "train") as trace:
             with trace.inside(BODY):
                 trace.spec = spec = model_fn()
@@ -240,7 +242,7 @@ def _check_loss(loss: Any) -> None:
         )
 
 
-def _plan(model_fn: PipelineFn, trace: StageTrace, spec: IPUPipelineEstimatorSpec, op: TrainOp | None) -> StagedPlan:
+def _plan(model_fn: PipelineFn, trace: StageTrace, spec: IPUPipelineEstimatorSpec, op: TrainOp | None) -> StagedModel:
     stages = len(spec.asked.stages)
     facts = learned(trace, model_fn.mode, spec, op, counters=stages)
     body = trace.parts.pop(BODY)
@@ -252,7 +254,7 @@ def _plan(model_fn: PipelineFn, trace: StageTrace, spec: IPUPipelineEstimatorSpe
     for part in parts:
         slots = sorted({slot for n in part.used if (slot := facts["slots"][n]) is not None})
         used.append({name: [i for where, i in slots if where == name] for name in ("trainable", "non_trainable")})
-    plan = StagedPlan(
+    plan = StagedModel(
         **facts,
         model_fn=model_fn,
         parts=parts,
@@ -264,7 +266,7 @@ def _plan(model_fn: PipelineFn, trace: StageTrace, spec: IPUPipelineEstimatorSpe
     return plan
 
 
-def _check_changes(plan: StagedPlan, body: _Part, devices: Sequence[int]) -> None:
+def _check_changes(plan: StagedModel, body: _Part, devices: Sequence[int]) -> None:
     """Raise where a variable would get different values on different devices."""
     for number in body.changed:
         raise ValueError(

@@ -1,1 +1,1 @@
-"""Pipelining: schedules as tables, and what an executor needs to run any of them."""
+"""Pipelining. runtime/ runs stages, partition/ cuts models into them, build/ puts both together."""

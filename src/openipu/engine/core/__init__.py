@@ -1,0 +1,1 @@
+"""What a training step is: state, options, accumulation, optimizers. Pure functions over frozen values."""

@@ -1,0 +1,56 @@
+"""Optimizer state in host memory: it visits the device only while an update is applied."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from openipu.engine.devices.replicas import Replicas
+
+import jax
+
+from .options import Options
+from .state import State
+
+log = logging.getLogger("openipu")
+
+PLATFORMS = {"gpu", "tpu"}
+"""Where a device has memory of its own that is worth saving."""
+_said: set[str] = set()
+
+
+def is_offloaded(options: Options, replicas: Replicas) -> bool:
+    """Whether the optimizer's state lives in host memory; says once where that is asked for in vain."""
+    if options.offload_optimizer is not True:
+        return False
+    platform = replicas.platform
+    if platform not in PLATFORMS and platform not in _said:
+        _said.add(platform)
+        log.warning("offload_weight_update_variables has no effect here: all memory of a %s is host memory.", platform)
+    return platform in PLATFORMS
+
+
+def to_host(state: State) -> State:
+    """The state with the optimizer's slots in host memory."""
+    return _moved(state, lambda v: jax.device_put(v, v.sharding.with_memory_kind("pinned_host")))
+
+
+def to_device(state: State) -> State:
+    """The inverse of `to_host`."""
+    return _moved(state, lambda v: jax.device_put(v, v.sharding.with_memory_kind("device")))
+
+
+def around(update: Callable[[State, list[Any]], State]) -> Callable[[State, list[Any]], State]:
+    """`update`, fetching the slots before it and sending them back after it. Used inside the program."""
+
+    def visiting(state: State, gradients: list[Any]) -> State:
+        near = _moved(state, lambda v: jax.device_put(v, jax.memory.Space.Device))
+        return _moved(update(near, gradients), lambda v: jax.device_put(v, jax.memory.Space.Host))
+
+    return visiting
+
+
+def _moved(state: State, move: Callable[[Any], Any]) -> State:
+    """Scalars such as the learning rate stay where they are."""
+    return state._replace(optimizer=[move(v) if v.ndim else v for v in state.optimizer])

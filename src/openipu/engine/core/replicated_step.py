@@ -1,0 +1,117 @@
+"""A step as one of several replicas: random numbers by position in the global batch, statistics by group."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from openipu.engine.devices.placement import Placement
+from openipu.engine.devices.replicas import Replicas
+from openipu.engine.keras_compat import api as keras_api
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .state import Batch, Spot, State, Step
+
+
+def on_replicas(step: Step, place: Placement) -> Step:
+    """A step as one of the replicas of `place`: random numbers by position, statistics by group."""
+    if place.replicas.count == 1:
+        return step
+    return replace(step, micro=functools.partial(_on_one_of, place.replicas, place.batch_norm_group, step.micro))
+
+
+def _on_one_of(
+    replicas: Replicas,
+    group: int,
+    micro: Callable[..., Any],
+    state: State,
+    batch: Batch,
+    active: Any = True,
+    spot: Spot | None = None,
+) -> Any:
+    """`micro` as one of several replicas: random numbers by position in the global batch, statistics by group.
+
+    Without a `spot`, micro-batches of this size lie side by side.
+    """
+    rows = jax.tree.leaves(batch)[0].shape[0]
+    with one_of_several(replicas, group, lambda: rows, active, spot):
+        return micro(state, batch)
+
+
+@contextlib.contextmanager
+def one_of_several(
+    replicas: Replicas, group: int, rows: Callable[[], int | None], active: Any = True, spot: Spot | None = None
+) -> Iterator[None]:
+    """What is traced until the block ends is one of several replicas; `rows` tells the samples of a micro-batch.
+
+    Without a `spot`, micro-batches of this size lie side by side.
+    """
+    with _random_by_position(replicas, rows, spot), _shared_statistics(replicas, group, active):
+        yield
+
+
+def _random_by_position(
+    replicas: Replicas, rows: Callable[[], int | None], spot: Spot | None
+) -> contextlib.AbstractContextManager[None]:
+    """Keras' random functions draw for the samples of all replicas and give each replica its own.
+
+    So dropout does not depend on how a global batch is spread. XLA only computes what is used. What has a parameter
+    per sample (`categorical`, ...) cannot be drawn that way; there, replicas get different random numbers.
+    """
+    thread = threading.get_ident()
+
+    def by_position(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        known = threading.get_ident() == thread and name in _SHAPED
+        return functools.partial(_draw, function, replicas, rows(), spot) if known else function
+
+    return keras_api.random_functions(by_position)
+
+
+_SHAPED = ("normal", "uniform", "randint", "truncated_normal", "bernoulli", "gamma", "binomial", "beta", "categorical")
+
+
+def _draw(
+    function: Callable[..., Any],
+    replicas: Replicas,
+    rows: int | None,
+    spot: Spot | None,
+    key: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    if rows is None:
+        return function(key, *args, **kwargs)
+    spot = spot or Spot(replicas.index() * rows, replicas.count * rows)
+    values = inspect.signature(function).bind(key, *args, **kwargs)
+    shape = values.arguments.get("shape")
+    if any(jnp.ndim(a) and jnp.shape(a)[0] == rows for a in values.args[1:] if isinstance(a, jax.Array)):
+        return function(jax.random.fold_in(jax.random.wrap_key_data(key), replicas.index()), *args, **kwargs)
+    if not shape or shape[0] != rows:
+        return function(key, *args, **kwargs)
+    values.arguments["shape"] = (spot.total, *shape[1:])
+    return lax.dynamic_slice_in_dim(function(*values.args, **values.kwargs), spot.first, rows)
+
+
+def _shared_statistics(replicas: Replicas, group: int, active: Any) -> contextlib.AbstractContextManager[None]:
+    """BatchNormalization takes mean and variance over the micro-batches of `group` consecutive replicas.
+
+    Replicas that are not `active` have no micro-batch: they give nothing to the statistics nor to their gradients.
+    """
+
+    def shared(mean: Any, variance: Any) -> tuple[Any, Any]:
+        whole = over_group(mean)
+        return whole, over_group(variance + jnp.square(mean - whole))
+
+    def over_group(values: Any) -> Any:
+        whole = replicas.mean_of_active(values, active, group)
+        return jnp.where(active, whole, lax.stop_gradient(whole))
+
+    return contextlib.nullcontext() if group == 1 else keras_api.batch_statistics(shared)

@@ -1,0 +1,68 @@
+"""The state of a model as a named value, and a step as pure functions over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+Mode = Literal["train", "test", "predict"]
+Batch = Any
+Logs = dict[str, Any]
+
+
+class State(NamedTuple):
+    """Everything a step reads and writes. Parts that a mode does not use are empty lists."""
+
+    trainable: list[Any]
+    non_trainable: list[Any]
+    optimizer: list[Any]
+    metrics: list[Any]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where a micro-batch lies in the batch of all replicas, of which random numbers are drawn by position."""
+
+    first: Any
+    """The position of its first sample."""
+    total: int = field(metadata={"static": True})
+    """Samples of all replicas in a full step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One micro-batch as a pure function, the update after one or more of them, and what an execution gives back.
+
+    `micro` gives the new state, the gradients and the results, and may be told whether its replica is active in this
+    step (has a micro-batch) and its `Spot`; `update` applies gradients that were accumulated over
+    micro-batches (None where there is nothing to apply, or where a user's own `train_step` does it itself).
+    `collect` says which results matter: "none" (they are computed from the final state by `finish`), "last" (those of
+    the last micro-batch), or "all" (one per row of data, as in predict).
+    """
+
+    micro: Callable[..., tuple[State, list[Any], Any]]
+    update: Callable[[State, list[Any]], State] | None
+    collect: Literal["none", "last", "all"]
+    finish: Callable[[State], Any] | None = None
+    check: Callable[[State, Batch], None] | None = None
+    """Raises where `micro` cannot mean what the user wants. Called once, while a program is traced."""
+    begin: Callable[[State], State] | None = None
+    """What happens to the state when an execution begins, such as results of the last one being cleared."""
+    needs_all: bool = False
+    """Whether each step needs a batch on every replica, because it updates the weights itself."""
+
+
+def state_of(mode: Mode, parts: tuple[Any, ...]) -> State:
+    """The state behind the anonymous tuple that Keras' trainer uses in `mode`."""
+    trainable, non_trainable, *rest = parts
+    optimizer, metrics = rest if mode == "train" else ([], *rest) if mode == "test" else ([], [])
+    return State(list(trainable), list(non_trainable), list(optimizer), list(metrics))
+
+
+def parts_of(mode: Mode, state: State) -> tuple[Any, ...]:
+    """The inverse of `state_of`."""
+    return {"train": tuple(state), "test": (*state[:2], state.metrics), "predict": state[:2]}[mode]

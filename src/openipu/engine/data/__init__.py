@@ -1,0 +1,1 @@
+"""Data on the host -> slabs, one per execution."""

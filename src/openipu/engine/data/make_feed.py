@@ -1,0 +1,89 @@
+"""What is decided before anything compiles: where a model runs, how many steps one launch takes, what stays resident.
+
+Every rule about these numbers is checked here, with an error that says the numbers and the remedy.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+from openipu._validate import positive
+from openipu.engine.core.update_rules import round_up
+from openipu.engine.devices.memory import RESIDENT_SHARE, SLAB_SHARE, free_memory
+from openipu.engine.devices.placement import Placement
+from openipu.engine.devices.replicas import Replicas
+from openipu.engine.keras_compat import api as keras_api
+
+import keras
+
+from .adapters import resident_bytes
+from .feed import Feed
+from .sources import ArraySource, Source, StreamSource
+
+log = logging.getLogger("openipu")
+
+
+def make_feed(
+    where: Placement,
+    steps_per_execution: int,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    accumulated: int = 1,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    shuffle: bool | str = False,
+    class_weight: Any = None,
+) -> Feed:
+    """How the given data reaches programs on `where`."""
+    steps_per_execution = positive("steps_per_execution", steps_per_execution)
+    batch_size = positive("batch_size", batch_size, optional=True)
+    steps = positive("steps", steps, optional=True)
+    steps = limited("max_steps_per_epoch", keras.config.max_steps_per_epoch(), steps)
+    adapter = keras_api.get_data_adapter(
+        x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps, shuffle=shuffle, class_weight=class_weight
+    )
+    source = _source(adapter, where.replicas)
+    wanted = steps_per_execution * where.replicas.count
+    return Feed(source, _width(source, wanted, steps, where.replicas, accumulated), steps)
+
+
+def limited(name: str, limit: int | None, value: Any) -> Any:
+    """`value`, or the smaller limit that the user has set in `keras.config`; a warning says which one it is."""
+    if not limit or (value is not None and value <= limit):
+        return value
+    warnings.warn(f"Limited to {limit} by `keras.config.set_{name}({limit})`.", stacklevel=4)
+    return limit
+
+
+def _source(adapter: Any, replicas: Replicas) -> Source:
+    if not isinstance(adapter, keras_api.ArrayDataAdapter):
+        return StreamSource(adapter, replicas)
+    samples, _, _ = keras_api.array_order(adapter)
+    if samples == 0:
+        raise ValueError("The data has 0 samples. Give arrays with at least one row.")
+    size = resident_bytes(adapter)
+    if size is None or size > RESIDENT_SHARE * free_memory(replicas):
+        return StreamSource(adapter, replicas)
+    return ArraySource(adapter, replicas)
+
+
+def _width(source: Source, wanted: int, steps: int | None, replicas: Replicas, accumulated: int) -> int:
+    """Batches in one launch: those `wanted`, but no more than an epoch has or than memory holds."""
+    unit = replicas.count * accumulated
+    ends = steps or source.num_batches
+    width = wanted if ends is None else min(wanted, round_up(ends, replicas.count))
+    if width <= unit:
+        return width
+    most = max(1, int(SLAB_SHARE * free_memory(replicas)) // max(1, source.batch_bytes()))
+    if width <= most:
+        return width
+    most = max(unit, most - most % unit)
+    log.info(
+        "an execution takes %d steps instead of %d: more batches of %d bytes do not fit into %.0f %% of free memory",
+        most // replicas.count, width // replicas.count, source.batch_bytes(), 100 * SLAB_SHARE,
+    )  # fmt: skip
+    return most

@@ -1,0 +1,91 @@
+"""What one execution processes, as arrays of static shape.
+
+[Note: the last partial batch] is not padded. It is the `tail` of its slab and runs as a step of its own size at the
+end of the same program, so that BatchNormalization, custom losses, custom metrics and custom train steps see exactly
+the rows that plain Keras shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openipu.engine.devices.replicas import Replicas
+
+import jax
+import numpy as np
+
+Tree = Any
+
+SMALL_SLAB = 64 << 10
+"""Bytes up to which a slab is not sent ahead but travels with its launch, which then is one call to JAX less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """What one execution processes: `count` equal batches stacked in `body`, then perhaps one smaller `tail`.
+
+    Axis 0 of `body` is the step, axis 1 the replica: batch number i of the slab goes to replica i mod R. It may have
+    room for more than `count` batches (its shape is static, the trip count is not) and is None when only a tail is
+    left. `tail` is always given, and ignored without `has_tail`, when its size is known before the end of the data.
+    """
+
+    begin: int
+    count: int
+    body: Tree
+    tail: Tree
+    has_tail: bool
+
+    @property
+    def steps(self) -> int:
+        """Batches in the slab, over all replicas."""
+        return self.count + self.has_tail
+
+    @property
+    def end(self) -> int:
+        """Index of the last step, as callbacks count."""
+        return self.begin + self.steps - 1
+
+
+def send_slab(begin: int, count: int, body: Tree, tail: Tree, has_tail: bool, replicas: Replicas) -> Slab:
+    """Send a slab to the devices, its batches dealt to the replicas in turn."""
+    dealt = jax.tree.map(lambda a: a.reshape(-1, replicas.count, *a.shape[1:]), body)
+    if replicas.count == 1 and sum(a.nbytes for a in jax.tree.leaves((dealt, tail))) <= SMALL_SLAB:
+        return Slab(begin, count, dealt, tail, has_tail)
+    return Slab(
+        begin, count, jax.device_put(dealt, replicas.split(1)), jax.device_put(tail, replicas.everywhere()), has_tail
+    )
+
+
+def as_arrays(batch: Tree) -> Tree:
+    """A batch as dense NumPy arrays."""
+    return jax.tree.map(_dense, batch, is_leaf=lambda leaf: hasattr(leaf, "todense"))
+
+
+def _dense(leaf: Any) -> np.ndarray:
+    return np.asarray(leaf.todense() if hasattr(leaf, "todense") else leaf)
+
+
+def spec_of(batch: Tree) -> tuple[Any, Any]:
+    """The structure, shapes and dtypes of a batch."""
+    return jax.tree.structure(batch), [(a.shape, a.dtype) for a in jax.tree.leaves(batch)]
+
+
+def is_tail(batch: Tree, full: Tree) -> bool:
+    """Whether `batch` is `full` with fewer rows."""
+    if full is None or spec_of(batch)[0] != spec_of(full)[0]:
+        return False
+    pairs = list(zip(jax.tree.leaves(batch), jax.tree.leaves(full), strict=True))
+    return all(
+        a.ndim and b.ndim and a.dtype == b.dtype and a.shape[1:] == b.shape[1:] and a.shape[0] < b.shape[0]
+        for a, b in pairs
+    )
+
+
+def stack_rows(rows: Sequence[np.ndarray], width: int) -> np.ndarray:
+    """Rows stacked into an array of `width` rows; what is left over is zero."""
+    stacked = np.zeros((width, *rows[0].shape), rows[0].dtype)
+    for i, row in enumerate(rows):
+        stacked[i] = row
+    return stacked

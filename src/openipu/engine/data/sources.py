@@ -1,0 +1,229 @@
+"""Data that can be passed over any number of times: arrays that are resident on the device, and streams of batches."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from openipu.engine.devices.replicas import Replicas
+from openipu.engine.keras_compat import api as keras_api
+
+import jax
+import numpy as np
+
+from . import adapters
+from .position import Position, Random, random, set_random
+from .slab import Slab, as_arrays, is_tail, send_slab, spec_of, stack_rows
+
+Tree = Any
+
+
+class Pass(Protocol):
+    """One run through the data from its first sample to its last."""
+
+    def take(self, begin: int, steps: int) -> Slab | None:
+        """The next at most `steps` batches, or None at the end of the data."""
+
+    def skip(self, steps: int) -> None:
+        """Leave out that many batches."""
+
+
+class Source(Protocol):
+    """Data that can be passed over."""
+
+    resident: Tree
+    num_batches: int | None
+    batch_size: int | None
+    opened: Random
+    """The random sequences when the pass that was started last was opened."""
+    changes: bool
+    """Whether the data may change when an epoch ends."""
+
+    def start(self, width: int) -> Pass:
+        """A new pass whose slabs are `width` batches wide."""
+
+    def replay(self, position: Position) -> None:
+        """Bring new data to where it was when the pass of `position` was opened, without reading earlier passes."""
+
+    def first_batch(self) -> Tree:
+        """The first batch of a pass of its own, as host arrays."""
+
+    def batch_bytes(self) -> int:
+        """Bytes that one batch adds to a slab."""
+
+    def begin_epoch(self) -> None:
+        """Called before the first batch of an epoch is read."""
+
+    def end_epoch(self) -> None:
+        """Called after the last batch of an epoch was read, also when training stops in the middle of it."""
+
+
+class ArraySource:
+    """Arrays made resident on the device once; a slab holds row numbers, and the program gathers its batches."""
+
+    def __init__(self, adapter: Any, replicas: Replicas) -> None:
+        self._samples, batch, self._shuffle = keras_api.array_order(adapter)
+        self._batch = min(batch, self._samples)
+        self.batch_size: int | None = self._batch
+        self._replicas = replicas
+        self.num_batches: int | None = adapter.num_batches
+        self.changes = False
+        self._host = keras_api.converted_arrays(adapter)
+        self.resident: Tree = jax.device_put(self._host, replicas.everywhere())
+
+    def start(self, width: int) -> _ArrayPass:
+        """Begin a pass in a new order."""
+        self.opened = random()
+        return _ArrayPass(self._order(), self._batch, width, self._replicas)
+
+    def replay(self, position: Position) -> None:
+        """Nothing: each order is drawn from NumPy's random sequence alone."""
+
+    def first_batch(self) -> Tree:
+        """Gather the first batch on the host."""
+        rows = np.random.permutation(self._batch) if self._shuffle == "batch" else self._order()[: self._batch]
+        return jax.tree.map(lambda a: a[rows], self._host)
+
+    def batch_bytes(self) -> int:
+        """Count the row numbers, which are all that is sent."""
+        return 4 * self._batch
+
+    def begin_epoch(self) -> None:
+        """Nothing: arrays know no epochs."""
+
+    def end_epoch(self) -> None:
+        """Nothing: arrays know no epochs."""
+
+    def _order(self) -> np.ndarray:
+        """Row numbers in the order of plain Keras, drawn from the same random sequence."""
+        if self._shuffle == "batch":
+            starts = range(0, self._samples, self._batch)
+            sizes = [min(self._batch, self._samples - s) for s in starts]
+            return np.concatenate([np.random.permutation(n) + s for s, n in zip(starts, sizes, strict=True)])
+        return np.random.permutation(self._samples) if self._shuffle else np.arange(self._samples)
+
+
+class _ArrayPass:
+    def __init__(self, order: np.ndarray, batch: int, width: int, replicas: Replicas) -> None:
+        full = len(order) // batch
+        self._full = order[: full * batch].reshape(full, batch).astype(np.int32)
+        self._tail = order[full * batch :].astype(np.int32)
+        self._width, self._replicas = width, replicas
+        self._position = 0
+
+    def take(self, begin: int, steps: int) -> Slab | None:
+        rows = self._full[self._position : self._position + steps]
+        has_tail = len(self._tail) > 0 and self._position <= len(self._full) < self._position + steps
+        self._position += steps
+        if not len(rows) and not has_tail:
+            return None
+        body = np.zeros((self._width, self._full.shape[1]), np.int32)
+        body[: len(rows)] = rows
+        return send_slab(begin, len(rows), body, self._tail if len(self._tail) else None, has_tail, self._replicas)
+
+    def skip(self, steps: int) -> None:
+        self._position += steps
+
+
+class StreamSource:
+    """Batches as they come from a data adapter, stacked on the host and sent one slab at a time.
+
+    [Note: who opens the data] Opening a shuffled source moves its random sequence on. Plain Keras opens it once when
+    it has to see a batch to build the model, and once per pass. So a batch that was only read to learn its size is kept
+    for whichever of the two comes next.
+    """
+
+    def __init__(self, adapter: Any, replicas: Replicas) -> None:
+        self._adapter, self._replicas = adapter, replicas
+        self.resident: Tree = None
+        self.num_batches: int | None = adapter.num_batches
+        self.batch_size: int | None = adapter.batch_size
+        self.changes = adapters.changes(adapter)
+        self._peeked: tuple[Tree, Iterator[Tree]] | None = None
+
+    def start(self, width: int) -> _StreamPass:
+        """Begin a pass, with the batch that was read to learn its size, if one was."""
+        peeked, self._peeked = self._peeked, None
+        if not peeked:
+            self.opened = random()
+        batches = itertools.chain([peeked[0]], peeked[1]) if peeked else adapters.batches(self._adapter)
+        return _StreamPass(batches, width, self._replicas)
+
+    def replay(self, position: Position) -> None:
+        """End the epochs that were ended, and open the data as often as it was.
+
+        A pass that was begun to learn the size of a batch is the first one.
+        """
+        begun, passes = self._peeked is not None, position.passes - 1
+        if passes or not adapters.opens_once(self._adapter):
+            self._peeked = None
+        adapters.replay_epochs(self._adapter, [functools.partial(set_random, state) for state in position.ends])
+        adapters.replay_passes(self._adapter, passes - begun)
+
+    def first_batch(self) -> Tree:
+        """Read one batch to build the model from."""
+        batch, _ = self._peek()
+        if not adapters.reads_ahead(self._adapter):
+            self._peeked = None
+        return batch
+
+    def batch_bytes(self) -> int:
+        """Measure the first batch."""
+        batch, _ = self._peek()
+        return sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(as_arrays(batch)))
+
+    def begin_epoch(self) -> None:
+        """Tell the adapter, which may start workers."""
+        self._adapter.on_epoch_begin()
+
+    def end_epoch(self) -> None:
+        """Tell the adapter, which may stop workers or reshuffle."""
+        self._adapter.on_epoch_end()
+
+    def _peek(self) -> tuple[Tree, Iterator[Tree]]:
+        if self._peeked is None:
+            self.opened = random()
+            batches = adapters.batches(self._adapter)
+            batch = next(batches, None)
+            if batch is None:
+                raise ValueError(
+                    "The data source is empty: it gave 0 batches. Give at least one batch; a generator that was "
+                    "already used up cannot be read a second time."
+                )
+            self._peeked = batch, batches
+        return self._peeked
+
+
+class _StreamPass:
+    def __init__(self, batches: Iterator[Tree], width: int, replicas: Replicas) -> None:
+        self._batches: Iterator[Tree] = map(as_arrays, batches)
+        self._width, self._replicas = width, replicas
+        self._full: Tree = None
+
+    def take(self, begin: int, steps: int) -> Slab | None:
+        alike, other = self._read(steps)
+        if not alike and other is None:
+            return None
+        if alike:
+            self._full = alike[0]
+        tail = other if len(alike) < steps and is_tail(other, self._full) else None
+        if other is not None and tail is None:
+            self._batches = itertools.chain([other], self._batches)
+        body = jax.tree.map(lambda *rows: stack_rows(rows, self._width), *alike) if alike else None
+        return send_slab(begin, len(alike), body, tail, tail is not None, self._replicas)
+
+    def skip(self, steps: int) -> None:
+        for batch in itertools.islice(self._batches, steps):
+            if not is_tail(batch, self._full):
+                self._full = batch
+
+    def _read(self, steps: int) -> tuple[list[Tree], Tree]:
+        """Up to `steps` batches of one shape, and the batch of another shape that ended them, if one did."""
+        alike: list[Tree] = []
+        for batch in itertools.islice(self._batches, steps):
+            if (not alike and is_tail(batch, self._full)) or (alike and spec_of(batch) != spec_of(alike[0])):
+                return alike, batch
+            alike.append(batch)
+        return alike, None

@@ -1,0 +1,51 @@
+"""Which system programs run on, and which strategies are open: those of the innermost scope in this thread."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+_active = threading.local()
+
+
+def ordinal_of(device: Any, kind: str = "IPU") -> int:
+    """The number in a device's name."""
+    match = re.fullmatch(rf"/device:{kind}:(\d+)", device) if isinstance(device, str) else None
+    if match is None:
+        raise ValueError(f'{device!r} is not a device name. Give one such as "/device:{kind}:0".')
+    return int(match[1])
+
+
+@contextlib.contextmanager
+def on(ordinal: int) -> Iterator[None]:
+    """Until the block ends, programs made in this thread run on system number `ordinal`."""
+    stack: list[int] = _active.__dict__.setdefault("ordinals", [])
+    stack.append(ordinal)
+    try:
+        yield
+    finally:
+        stack.pop()
+
+
+def current_ordinal() -> int | None:
+    """The number of the current system, None outside of all scopes."""
+    stack = _active.__dict__.get("ordinals")
+    return stack[-1] if stack else None
+
+
+def feed_ordinal(value: Any) -> int:
+    """The number of the system that a feed belongs to: the one given, or the current one, or 0."""
+    if value is None:
+        return current_ordinal() or 0
+    if type(value) is not int or value < 0:
+        raise ValueError(f"`device_ordinal` is {value!r}, but it numbers systems from 0: give a whole number.")
+    return value
+
+
+def open_strategies() -> list[Any]:
+    """The strategies whose scopes are open in this thread, the innermost last."""
+    strategies: list[Any] = _active.__dict__.setdefault("strategies", [])
+    return strategies

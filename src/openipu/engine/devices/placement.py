@@ -1,0 +1,58 @@
+"""Where a model runs, and how programs are compiled for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from openipu._validate import name_once
+from openipu.settings.enums import DeviceConnectionType
+
+from .replicas import Replicas
+from .systems import System
+
+NOT_RUN = (DeviceConnectionType.PRE_COMPILE, DeviceConnectionType.NEVER)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The devices of a model's replicas, and what the configuration says about programs on them.
+
+    A program stays usable as long as the place it was compiled for is equal to the current one.
+    """
+
+    replicas: Replicas
+    generation: int
+    recompute: bool
+    compile_only: bool
+    compiler_options: tuple[tuple[str, str], ...]
+    dump_folder: Path | None
+    batch_norm_group: int
+
+
+def placement_on(system: System, each: int = 1) -> Placement:
+    """Where a model runs on `system`: as many replicas as there is room for, with `each` devices for one of them."""
+    settings, present = system.settings, len(system.devices)
+    group, count = settings.batch_norm_group, present // each
+    if count == 0:
+        raise ValueError(
+            f"The stages of the model need {each} devices, but {present} {'is' if present == 1 else 'are'} configured. "
+            f"Set `auto_select_ipus` to a multiple of {each}, or put several stages on one device with "
+            "`device_mapping`."
+        )
+    if unused := present % each:
+        name_once({f"{unused} of the {present} configured devices": f"each replica of the model takes {each}"})
+    if count % group:
+        raise ValueError(
+            f"norms.experimental.distributed_batch_norm_replica_group_size is {group}, which does not divide the "
+            f"{count} replicas. Give a number that does."
+        )
+    return Placement(
+        Replicas(system.devices[: count * each], each),
+        system.generation,
+        settings.allow_recompute,
+        settings.connection in NOT_RUN,
+        system.compiler_options,
+        settings.dump_folder,
+        group,
+    )

@@ -1,0 +1,82 @@
+"""The persistent cache of compiled programs: a program compiled once starts at once in every later process.
+
+`openipu.settings.cache_folder` decides where it is and how large it may grow. JAX does the caching.
+"""
+
+import importlib.util
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from openipu.settings.cache_folder import UNLIMITED, Cache
+
+MIN_COMPILE_SECONDS: Final = 0.1
+
+_logger = logging.getLogger("openipu")
+
+_enabled: Cache | None = None
+_hits: list[int] = []
+
+
+def enable(cache: Cache | None) -> None:
+    """Make JAX use `cache`, or none. A cache that the user has set up in JAX itself is left alone."""
+    global _enabled
+    import jax
+
+    config: Any = jax.config
+    present = config.jax_compilation_cache_dir
+    if present and (_enabled is None or present != str(_enabled.folder)):
+        return
+    if cache == _enabled or (cache is not None and not _usable(cache.folder)):
+        return
+    _set_up(config, cache)
+    _enabled = cache
+
+
+def hits() -> int:
+    """How many programs came from a cache since this was first asked."""
+    if not _hits:
+        import jax
+
+        _hits.append(0)
+        jax.monitoring.register_event_listener(_count_hit)
+    return _hits[0]
+
+
+def _count_hit(event: str, **_: Any) -> None:
+    if event == "/jax/compilation_cache/cache_hits":
+        _hits[0] += 1
+
+
+def _set_up(config: Any, cache: Cache | None) -> None:
+    from jax.experimental.compilation_cache import compilation_cache
+
+    config.update("jax_compilation_cache_dir", None if cache is None else str(cache.folder))
+    if cache is not None:
+        _repair(cache.folder)
+        # JAX refuses to bound a cache when it cannot lock it.
+        lockable = importlib.util.find_spec("filelock") is not None
+        config.update("jax_compilation_cache_max_size", cache.max_bytes if lockable else UNLIMITED)
+        config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
+    compilation_cache.reset_cache()  # JAX looks at its settings only once
+
+
+def _repair(folder: Path) -> None:
+    """Delete entries that a killed process left half written; one of them keeps JAX from adding any other."""
+    for entry in folder.glob("*-cache"):
+        if not entry.with_name(entry.name.removesuffix("-cache") + "-atime").exists():
+            entry.unlink(missing_ok=True)
+
+
+def _usable(folder: Path) -> bool:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError as error:
+        _logger.warning(
+            "Compiled programs are not kept, because %s cannot be written to (%s). Set OPENIPU_CACHE to another "
+            "folder, or to off.", folder, error.strerror,
+        )  # fmt: skip
+        return False

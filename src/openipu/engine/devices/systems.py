@@ -1,0 +1,268 @@
+"""Configuration -> XLA devices.
+
+Responsible for: which devices a program may use, virtual CPU devices, reconfiguration.
+Not responsible for: what options mean (`openipu.settings`), meshes and replicas (replicas.py).
+
+    system = current_system()       # or system(1) for "/device:IPU:1"
+    system.devices                  # (jax.Device, ...)
+    system.generation               # a compiled program is valid while this number stays the same
+    system.settings                 # the frozen configuration: allow_recompute, dump_folder, ...
+    dict(system.compiler_options)   # for jax.jit(...).lower(...).compile(compiler_options=...)
+
+[Note: virtual CPU devices]
+XLA:CPU runs all its devices on one pool of max(cores, devices) threads, and a device that waits in a collective blocks
+one of them. So just as many devices are made as are used. Spare ones look useful, because their threads could keep the
+cores busy while devices wait, but each parallel operation wakes them for nothing: on 2 cores, an update of an MLP on 2
+replicas takes 495 us of processor time in a pool of 2 threads, 620 in one of 3 and 680 in one of 4. Two kinds of
+programs need spare threads. A pipeline asks for them (`reserve`): where one stage works and the others wait for it, its
+matrix products would have a single thread (a Sequential schedule on 2 cores takes 180 instead of 100 ms). And one that
+calls Python in the user's code is refused: all threads would wait in such calls for one that fetches the arguments
+(feeds take another way, see host_io/host_call.py).
+
+The number of devices is fixed when JAX starts. When more are needed later, the CPU client is thrown away and made again
+(`jax.extend.backend.clear_backends`, public). What was made before goes on working on the old client, which lives as
+long as its arrays: arrays, random keys, compiled functions, meshes, Keras models in the midst of training. JAX moves
+old arrays to new devices by itself, with one exception: an array *committed* to an old device (by `device_put` or a
+sharding) cannot meet one committed to a new device in the same operation until it has been `device_put` there. Keras
+does not commit its variables; the engine must `device_put` its own state after a change of generation. All of JAX's
+compiled functions are dropped, which the cache on disk softens. A second CPU client beside the first would avoid that,
+but making one is private API of jaxlib. Measured with JAX 0.10.2 and 0.11.0 on 2 cores.
+"""
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from openipu._validate import name_once
+from openipu.settings.enums import DeviceConnectionType, SelectionOrder
+from openipu.settings.frozen import Settings, freeze, without_effect
+from openipu.settings.options import OPTIONS
+from openipu.settings.tree import OptionTree
+
+import jax
+import jax.extend.backend
+from jax.experimental import io_callback
+
+from . import program_cache
+
+MAX_VIRTUAL_DEVICES: Final = 1024
+
+_jax: Any = jax  # parts of its public surface carry no annotations
+_lock = threading.RLock()
+_settings: Settings | None = None
+_systems: tuple["System", ...] | None = None
+_generation = 0
+_spare = 0
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """The devices that one strategy may use, and how programs are compiled for them."""
+
+    devices: tuple[jax.Device, ...]
+    platform: str
+    generation: int
+    settings: Settings
+    compiler_options: tuple[tuple[str, str], ...] = ()
+    ordinal: int = 0
+
+
+def current_system() -> System:
+    """Give the first system. A process that never configured anything gets the default device."""
+    return system(0)
+
+
+def system(ordinal: int = 0) -> System:
+    """Give the system behind "/device:IPU:<ordinal>", attaching the devices if that has not happened yet."""
+    systems = attach()
+    if not 0 <= ordinal < len(systems):
+        raise ValueError(
+            f'"/device:IPU:{ordinal}" does not exist: {len(systems)} system(s) are configured, numbered from 0. '
+            "Give auto_select_ipus a list with one number of devices per system, e.g. [2, 4]."
+        )
+    return systems[ordinal]
+
+
+def generation() -> int:
+    """Give the number that changes with every reconfiguration."""
+    return _generation
+
+
+def configured() -> Settings | None:
+    """Give the active configuration, None when nothing was configured."""
+    return _settings
+
+
+def configure(settings: Settings | None) -> None:
+    """Make `settings` the active configuration, None for none; programs compiled under another one are dropped.
+
+    When the devices are not to be had, the error leaves the previous configuration in force.
+    """
+    global _settings, _systems, _generation
+    with _lock:
+        if settings == _settings:
+            return
+        _finish()
+        attached = None
+        if settings is not None and settings.connection is DeviceConnectionType.ALWAYS:
+            attached = _attach(settings, _generation + 1)
+        _settings, _systems, _generation = settings, attached, _generation + 1
+
+
+def attach() -> tuple[System, ...]:
+    """Find, or make, the devices of the active configuration."""
+    global _systems
+    attached = _systems
+    if attached is not None:
+        return attached
+    with _lock:
+        if _systems is None:
+            _systems = _attach(_settings or _unconfigured(), _generation)
+        return _systems
+
+
+def _unconfigured() -> Settings:
+    name_once(without_effect(OptionTree()))  # the environment can still ask for something
+    return freeze(OptionTree())
+
+
+def settle(devices: Sequence[jax.Device]) -> None:
+    """Wait for the calls into Python of programs that this thread has run. One that failed is forgotten.
+
+    It has been raised where the program ran. JAX keeps it besides, in the token of each device, and would raise it at
+    each wait for all effects: at a new configuration and when the process ends. A later program with a call replaces
+    the token.
+    """
+    try:
+        _jax.effects_barrier()
+    except (RuntimeError, ExceptionGroup):
+        for device in devices:
+            _jax.jit(lambda x: io_callback(lambda _: None, None, x))(_jax.device_put(0, device))
+        _jax.effects_barrier()
+
+
+def _finish() -> None:
+    """Wait for running programs."""
+    settle([device for system in _systems or () for device in system.devices])
+    for platform in {system.platform for system in _systems or ()}:
+        for array in _jax.live_arrays(platform):
+            # A program that failed has said so to whoever ran it.
+            with contextlib.suppress(RuntimeError):
+                array.block_until_ready()
+
+
+def _attach(settings: Settings, generation: int) -> tuple[System, ...]:
+    program_cache.enable(settings.executable_cache)
+    pool = _pool(settings.device_count, settings.on_cpu)
+    options = _compiler_options(settings, pool[0])
+    systems: list[System] = []
+    start = 0
+    for ordinal, request in enumerate(settings.requests):
+        if isinstance(request, int):
+            chosen = pool[start : start + request]
+            start += request
+        else:
+            chosen = [pool[index] for index in request]
+        devices = tuple(chosen[position] for position in layout(len(chosen), settings.order))
+        systems.append(System(devices, devices[0].platform, generation, settings, options, ordinal))
+    return tuple(systems)
+
+
+def layout(count: int, order: SelectionOrder) -> list[int]:
+    """Give the order in which `count` devices that stand in two columns are used."""
+    positions = list(range(count))
+    if order is SelectionOrder.SNAKE:
+        return [p for row in range(0, count, 2) for p in positions[row : row + 2][:: -1 if row % 4 else 1]]
+    if order is SelectionOrder.HOOF:
+        return positions[::2] + positions[1::2][::-1]
+    return positions
+
+
+def _compiler_options(settings: Settings, device: jax.Device) -> tuple[tuple[str, str], ...]:
+    """Give the XLA options for the platform of `device`, after XLA has seen that they exist."""
+    implied = {OPTIONS[name].xla.get(device.platform): value for name, value in settings.by_platform}
+    name_once({
+        name: f"it means nothing on platform {device.platform}"
+        for name, _ in settings.by_platform
+        if device.platform not in OPTIONS[name].xla
+    })  # fmt: skip
+    options = {name: value for name, value in implied.items() if name is not None} | dict(settings.compiler_options)
+    if options:
+        try:
+            with jax.default_device(device):
+                _jax.jit(lambda: 0).lower().compile(compiler_options=options)
+        except jax.errors.JaxRuntimeError as error:
+            raise ValueError(
+                f"XLA does not accept the compiler options {options}: {str(error).splitlines()[0]}. "
+                "Correct compilation_poplar_options or POPLAR_ENGINE_OPTIONS."
+            ) from None
+    return tuple(options.items())
+
+
+def reserve() -> None:
+    """Have a thread per core to spare on virtual CPU devices. What was compiled before is compiled again, once."""
+    global _spare, _systems, _generation
+    with _lock:
+        if _spare:
+            return
+        _spare = cores()
+        used = sum(len(system.devices) for system in _systems or () if system.platform == "cpu")
+        if used > 1 and spare_threads(used) < _spare:
+            _finish()
+            _systems, _generation = None, _generation + 1
+
+
+def cores() -> int:
+    """Give the number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _pool(needed: int, on_cpu: bool) -> Sequence[jax.Device]:
+    """Give at least `needed` devices, virtual ones where the platform is a CPU. See [Note: virtual CPU devices]."""
+    virtual = needed + _spare if needed > 1 and cores() < needed + _spare else needed
+    if 1 < needed <= MAX_VIRTUAL_DEVICES:
+        with contextlib.suppress(RuntimeError):  # JAX has started already
+            _jax.config.update("jax_num_cpu_devices", max(virtual, _cpu_devices_asked_for()))
+    devices: Sequence[jax.Device] = _jax.local_devices(backend="cpu" if on_cpu else None)
+    if len(devices) >= (virtual if devices[0].platform == "cpu" else needed):
+        return devices
+    if jax.default_backend() != "cpu":
+        raise ValueError(
+            f"{needed} devices are needed, but JAX has {len(devices)} of platform {devices[0].platform!r}, numbered "
+            "from 0. Ask for no more, or set the environment variable JAX_PLATFORMS=cpu to use virtual CPU devices."
+        )
+    if needed > MAX_VIRTUAL_DEVICES:
+        raise ValueError(f"{needed} virtual CPU devices are needed. Ask for {MAX_VIRTUAL_DEVICES} or fewer.")
+    if _jax.distributed.is_initialized():
+        if len(devices) >= needed:
+            return devices
+        raise ValueError(
+            f"{needed} devices are needed, but JAX has started with {len(devices)} and is part of a group of "
+            "processes, so it cannot start again. Configure before jax.distributed.initialize()."
+        )
+    return _start_again(virtual)
+
+
+def _start_again(count: int) -> Sequence[jax.Device]:
+    default = _jax.config.jax_default_device
+    _jax.extend.backend.clear_backends()
+    _jax.config.update("jax_num_cpu_devices", count)
+    devices: Sequence[jax.Device] = _jax.local_devices()
+    if isinstance(default, jax.Device):  # it would keep new arrays on the old client
+        _jax.config.update("jax_default_device", devices[default.id])
+    return devices
+
+
+def spare_threads(used: int) -> int:
+    """Give the number of threads that are left in the pool while so many CPU devices run or wait."""
+    return max(cores(), len(_jax.local_devices(backend="cpu"))) - used
+
+
+def _cpu_devices_asked_for() -> int:
+    """Give the number of CPU devices that the user has set, by any of JAX's ways."""
+    flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return max(int(flag[1]) if flag else 0, int(_jax.config.jax_num_cpu_devices))

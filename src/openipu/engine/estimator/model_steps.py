@@ -1,0 +1,261 @@
+"""`DiscoveredModel` -> `Step`: what the engine's loop runs for an estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from openipu.engine.core import offload
+from openipu.engine.core.keras_steps import make_update
+from openipu.engine.core.optimizer_chain import map_gradients
+from openipu.engine.core.optimizer_sharding import make_shards
+from openipu.engine.core.options import Options
+from openipu.engine.core.replicated_step import on_replicas
+from openipu.engine.core.state import State, Step
+from openipu.engine.core.state_layout import ReplicaLayout, StateLayout
+from openipu.engine.devices.dtypes import is_numeric
+from openipu.engine.devices.placement import Placement
+from openipu.engine.devices.replicas import Replicas
+from openipu.engine.loop.execution import rows_of
+from openipu.engine.loop.loop import Loop, Result
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from .model_trace import DiscoveredModel, ModelFnTrace, WholeModel, metrics_of
+from .outbox import Mean, Outbox
+from .specs import ENGINE_MODE, IPUEstimatorSpec, check_metric_names, train_op_of
+
+Tree = Any
+Forward = Callable[[State, Tree], tuple[Any, State, Any]]
+"""The loss of a micro-batch where it is trained on, the state after it, and its results."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelProgram:
+    """A model_fn in one mode, ready to run: its plan, its loop, and how its state lies on the devices."""
+
+    plan: DiscoveredModel
+    loop: Loop
+    spread: StateLayout
+    place: Placement
+    options: Options
+    metrics: Callable[[], list[Any]]
+    """The metrics part of the state before the first step."""
+    on_host: Callable[[list[Result]], dict[str, Any]] | None = None
+    """Computes the results of an evaluation whose metrics are not computed on the device."""
+
+
+def make_program(plan: WholeModel, place: Placement, options: Options, outbox: Outbox, name: str) -> ModelProgram:
+    """Everything but the compilation, which happens at the first launch."""
+    mode = ENGINE_MODE[plan.mode]
+    spread, twin = ReplicaLayout(place.replicas), None
+    if mode == "train":
+        if options.shard_optimizer and place.replicas.count > 1:
+            weights = [made.variable for _, made in plan.in_part("trainable")]
+            shards, twin = make_shards(plan.optimizer, weights, place.replicas)
+            spread = ReplicaLayout(place.replicas, shards)
+        spread = ReplicaLayout(place.replicas, spread.shards, offload.is_offloaded(options, place.replicas))
+        step, metrics = _train_step(plan, place, spread, twin, options, outbox)
+    else:
+        step, metrics = infer_step(plan, place)
+    step = on_replicas(step, place)
+    # The loop traces a step several times for one program; a function that is jitted is traced once per shape.
+    step = replace(step, micro=jax.jit(step.micro, inline=True))
+    loop = Loop(f"{name}_{mode}", step, place, options.accumulation, spread)
+    return ModelProgram(plan, loop, spread, place, options, metrics, on_host(plan))
+
+
+def infer_step(plan: WholeModel, place: Placement) -> tuple[Step, Callable[[], list[Any]]]:
+    """The step of an evaluation or prediction, and the metrics that it begins with."""
+    if plan.mode == "eval":
+        return _eval_step(plan, place)
+    return Step(_predict_micro(plan), None, "all"), list
+
+
+def on_host(plan: WholeModel) -> Callable[[list[Result]], dict[str, Any]] | None:
+    """What computes the results of an evaluation on the host, if they are computed there."""
+    host = plan.spec.eval_metrics if plan.mode == "eval" else None
+    return partial(_on_host, host[0]) if host is not None else None
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+def train_forward(plan: WholeModel, outbox: Outbox) -> Forward:
+    """The scaled loss of a micro-batch, and the state after it but for its weights."""
+
+    def forward(state: State, batch: Tree) -> tuple[Any, State, Any]:
+        def results(spec: IPUEstimatorSpec, trace: ModelFnTrace) -> Any:
+            op = train_op_of(spec)
+            leaving = [tensors for _, tensors in trace.logs] + ([spec.host_call[1]] if spec.host_call else [])
+            scaled = jnp.reshape(op.optimizer.scale_loss(jnp.asarray(op.loss)), ())
+            return scaled, spec.loss, plan.after(trace, "non_trainable", state), leaving
+
+        scaled, value, non_trainable, leaving = plan.run(state, batch, results)
+        metrics = outbox.put_with(state.metrics, value, rows_of(batch), leaving)
+        return scaled, state._replace(non_trainable=non_trainable, metrics=metrics), ()
+
+    return forward
+
+
+def _train_step(
+    plan: WholeModel, place: Placement, spread: ReplicaLayout, twin: Any, options: Options, outbox: Outbox
+) -> tuple[Step, Callable[[], list[Any]]]:
+    forward = train_forward(plan, outbox)
+
+    def micro(state: State, batch: Tree) -> tuple[State, list[Any], Any]:
+        optimizer = spread.shards.stand_ins(state.optimizer) if spread.shards else state.optimizer
+
+        def loss(trainable: list[Any]) -> Any:
+            scaled, new, _ = forward(state._replace(trainable=trainable, optimizer=optimizer), batch)
+            return scaled, (new.non_trainable, new.metrics)
+
+        gradient = jax.grad(jax.checkpoint(loss) if place.recompute else loss, has_aux=True)
+        gradients, ((step, *rest), metrics) = gradient(state.trainable)
+        gradients = map_gradients(plan.optimizer, gradients, state.trainable, optimizer)
+        return state._replace(non_trainable=[step + 1, *rest], metrics=metrics), gradients, ()
+
+    update = make_update(plan.optimizer, spread, twin, options.average_replicas)
+    return train_step(micro, update, place.replicas, outbox)
+
+
+def train_step(
+    micro: Callable[..., Any], update: Callable[..., Any] | None, replicas: Replicas, outbox: Outbox
+) -> tuple[Step, Callable[[], list[Any]]]:
+    """A step whose execution gives the mean loss and the tensors in `outbox`, and the metrics that it begins with."""
+
+    def start() -> list[Any]:
+        return [*Mean.start(), *outbox.start()]
+
+    def finish(state: State) -> dict[str, Any]:
+        mean = replicas.sum(state.metrics[: Mean.SIZE])
+        count, tensors = outbox.results(state.metrics[Mean.SIZE :], replicas)
+        return {"loss": Mean.result(mean), "count": count, "tensors": tensors}
+
+    return Step(micro, update, "none", finish, begin=lambda state: state._replace(metrics=start())), start
+
+
+# --- evaluation ------------------------------------------------------------------------------------------------------
+
+
+def _eval_step(plan: WholeModel, place: Placement) -> tuple[Step, Callable[[], list[Any]]]:
+    if plan.spec.eval_metrics is not None:
+        return Step(_host_eval_micro(plan), None, "all"), list
+    variables = [made for _, made in plan.in_part("metrics")]
+    count = len(variables)
+    scalars = [name for name, value in (plan.spec.eval_metric_ops or {}).items() if name not in metrics_of(plan.spec)]
+
+    def start() -> list[Any]:
+        means = [zero for _ in range(1 + len(scalars)) for zero in Mean.start()]
+        return [*(jnp.asarray(made.initial()) for made in variables), *means]
+
+    def micro(state: State, batch: Tree) -> tuple[State, list[Any], Any]:
+        def results(spec: IPUEstimatorSpec, trace: ModelFnTrace) -> Any:
+            values = [spec.loss, *((spec.eval_metric_ops or {})[name] for name in scalars)]
+            return values, plan.after(trace, "metrics", state)[:count]
+
+        values, metrics = plan.run(state, batch, results)
+        for number, value in enumerate(values):
+            first = count + number * Mean.SIZE
+            metrics += Mean.add(state.metrics[first : first + Mean.SIZE], value, rows_of(batch))
+        return state._replace(metrics=metrics), [], ()
+
+    def finish(state: State) -> dict[str, Any]:
+        """Sums over replicas are what one device would have counted, so every metric is right, not only means."""
+        metrics = place.replicas.sum(state.metrics)
+        means = [Mean.result(metrics[i : i + Mean.SIZE]) for i in range(count, len(metrics), Mean.SIZE)]
+        logs = dict(zip(["loss", *scalars], means, strict=True))
+        mapping = [(made.variable, value) for made, value in zip(variables, metrics[:count], strict=True)]
+        with keras.StatelessScope(state_mapping=mapping):
+            return logs | {name: metric.result() for name, metric in metrics_of(plan.spec).items()}
+
+    return Step(micro, None, "none", finish), start
+
+
+def _host_eval_micro(plan: WholeModel) -> Callable[[State, Tree], tuple[State, list[Any], Any]]:
+    def results(spec: IPUEstimatorSpec, _: ModelFnTrace) -> Any:
+        assert spec.eval_metrics is not None
+        return spec.loss, spec.eval_metrics[1]
+
+    def micro(state: State, batch: Tree) -> tuple[State, list[Any], Any]:
+        loss, tensors = plan.run(state, batch, results)
+        rows = jnp.full((1,), rows_of(batch), jnp.float32)
+        return (
+            state,
+            [],
+            {"loss": jnp.reshape(loss, (1,)), "rows": rows, "tensors": jax.tree.map(at_least_1d, tensors)},
+        )
+
+    return micro
+
+
+def at_least_1d(tensor: Any) -> Any:
+    """A tensor that can be joined with those of other micro-batches."""
+    tensor = jnp.asarray(tensor)
+    return tensor[None] if tensor.ndim == 0 else tensor
+
+
+def _on_host(function: Callable[..., dict[str, Any]], results: list[Result]) -> dict[str, Any]:
+    """The metrics of a host function over the tensors of all steps and replicas."""
+    whole = joined(results)
+    tensors, rows = whole["tensors"], whole["rows"]
+    logs = host_logs("eval_metrics", function(**tensors) if isinstance(tensors, dict) else function(*tensors))
+    check_metric_names(logs)
+    return {"loss": float((whole["loss"] * rows).sum() / rows.sum()), **logs}
+
+
+def joined(results: list[Result]) -> Tree:
+    """What the launches of a run gave back, along the first axis."""
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays), *(result.rows() for result in results))
+
+
+def host_logs(name: str, logs: Any) -> dict[str, Any]:
+    """The metrics that a function of a user's gave back, as values."""
+    if not isinstance(logs, dict):
+        raise TypeError(f"The function of `{name}` returned a {type(logs).__name__}. Return a dict of metrics.")
+    return {key: _host_value(name, key, entry) for key, entry in logs.items()}
+
+
+def _host_value(name: str, key: str, entry: Any) -> Any:
+    """A number, an array of them (one for each class, say), or the result of a metric."""
+    if isinstance(entry, tuple) and entry and hasattr(entry[0], "update_state"):
+        metric, *arguments = entry
+        metric.reset_state()  # The arguments are those of the whole evaluation.
+        metric.update_state(*arguments)
+        entry = metric
+    if hasattr(entry, "update_state"):
+        return entry.result()
+    if isinstance(entry, list | tuple) or not is_numeric(np.asarray(entry).dtype):
+        raise TypeError(
+            f"The function of `{name}` returned a {type(entry).__name__} as {key!r}. Give a number, an array of "
+            "numbers, a Keras metric, or a tuple (metric, y_true, y_pred)."
+        )
+    return entry
+
+
+# --- prediction ------------------------------------------------------------------------------------------------------
+
+
+def _predict_micro(plan: WholeModel) -> Callable[[State, Tree], tuple[State, list[Any], Any]]:
+    def micro(state: State, batch: Tree) -> tuple[State, list[Any], Any]:
+        rows = rows_of(batch)
+        predictions = plan.run(state, batch, lambda spec, _: spec.predictions)
+        return state, [], row_by_row(predictions, rows)
+
+    return micro
+
+
+def row_by_row(predictions: Tree, rows: int) -> Tree:
+    """Predictions as arrays, each with so many rows."""
+    predictions = jax.tree.map(jnp.asarray, predictions)
+    for leaf in jax.tree.leaves(predictions):
+        if leaf.ndim == 0 or leaf.shape[0] != rows:
+            raise ValueError(
+                f"A prediction has shape {leaf.shape} for a batch of {rows} examples. Give one row per example."
+            )
+    return predictions

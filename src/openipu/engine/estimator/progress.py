@@ -1,0 +1,222 @@
+"""What a user sees of a run: log lines, TensorBoard event files, and the facts about its programs."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openipu.engine.core.operation_count import COUNTED
+from openipu.engine.loop.loop import Loop
+
+import numpy as np
+
+log = logging.getLogger("openipu")
+
+
+FLUSH_SECONDS = 10
+"""How long numbers may wait until a TensorBoard that looks on sees them."""
+
+
+class Summaries:
+    """Scalars in a TensorBoard event file, made when the first one is written.
+
+    When they cannot be written (the disk is full), that is reported once in the log, and the run goes on without them.
+    They are written here and now: tensorboardX' own writer does it in a thread, which would die of such an error, and
+    then waits for it forever.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: Any = None
+        self._failed = False
+        self._flushed = 0.0
+
+    def prepare(self) -> None:
+        """Load what writing takes, which is slow, so that it is no part of any step's time."""
+        import tensorboardX  # noqa: F401
+
+    def write(self, step: int, scalars: Mapping[str, Any]) -> None:
+        """Write those values that are single numbers."""
+        numbers = {name: float(v) for name, v in scalars.items() if np.ndim(v) == 0 and not isinstance(v, str)}
+        if not numbers or self._failed:
+            return
+        try:
+            self._write(step, numbers)
+        except OSError as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        """Have everything on disk."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            try:
+                writer.close()
+            except OSError as error:
+                self._give_up(error)
+
+    def _write(self, step: int, numbers: dict[str, float]) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.record_writer import RecordWriter
+        from tensorboardX.summary import scalar
+
+        now = time.time()
+        events = [Event(wall_time=now, step=step, summary=scalar(name, value)) for name, value in numbers.items()]
+        if self._writer is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            # TensorBoard reads files in the order of their names, which also tell two runs within a second apart.
+            name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{time.time_ns()}"
+            self._writer = RecordWriter(str(self._folder / name))
+            events.insert(0, Event(wall_time=now, file_version="brain.Event:2"))
+        for event in events:
+            self._writer.write(event.SerializeToString())
+        if time.monotonic() - self._flushed > FLUSH_SECONDS:
+            self._writer.flush()
+            self._flushed = time.monotonic()
+
+    def _give_up(self, error: OSError) -> None:
+        if not self._failed:
+            self._failed = True
+            log.error("Event files could not be written in %s: %s. The run goes on without them.", self._folder, error)
+        self.close()
+
+
+class Progress:
+    """Log lines and summaries of a training run. Losses are looked at one execution late, so nothing waits for them."""
+
+    def __init__(self, summaries: Summaries, begin: int, log_steps: int | None, summary_steps: int | None) -> None:
+        self._summaries = summaries
+        self._every = {"log": log_steps, "summary": summary_steps}
+        self._last = dict.fromkeys(self._every, begin)
+        self._clock = dict.fromkeys(self._every, time.monotonic())
+        self._begin = begin
+        self._waiting: tuple[int, Any] | None = None
+
+    def note(self, step: int, loss: Any) -> None:
+        """An execution that ended at `step` was launched."""
+        self._show()
+        self._waiting = step, loss
+
+    def close(self) -> None:
+        """Show the last execution."""
+        self._show(final=True)
+
+    def _show(self, final: bool = False) -> None:
+        if self._waiting is None:
+            return
+        (step, loss), self._waiting = self._waiting, None
+        for kind, every in self._every.items():
+            if every is None or not (step - self._last[kind] >= every or final or self._last[kind] == self._begin):
+                continue
+            value = float(loss)
+            now = time.monotonic()
+            seconds, self._clock[kind] = now - self._clock[kind], now
+            rate = (step - self._last[kind]) / max(seconds, 1e-9)
+            self._last[kind] = step
+            if kind == "log":
+                log.info("loss = %.6g, step = %d (%.3f sec, %.6g steps/sec)", value, step, seconds, rate)
+            else:
+                self._summaries.write(step, {"loss": value, "global_step/sec": rate})
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFacts:
+    """One compiled program, by the numbers of one device."""
+
+    compile_seconds: float
+    before: bool
+    """Whether an earlier run had compiled it."""
+    cached: bool
+    """Whether it came from the cache of compiled programs."""
+    operations: float
+    """Of one step: a micro-batch, and its share of an update."""
+    accessed: float
+    """Bytes read and written, as XLA counts them: the body of each loop once."""
+    memory: tuple[tuple[str, int], ...]
+    """Bytes, by kind, as far as the compiler tells them."""
+
+    def lines(self) -> list[str]:
+        """The facts as a table."""
+        first = f"compiled before, in {self.compile_seconds:.3f} s" if self.before else f"{self.compile_seconds:.3f} s"
+        return [
+            f"  compile time          {first}",
+            f"  from the cache        {'yes' if self.cached else 'no'}",
+            f"  FLOPs per step        {self.operations:.6g} ({COUNTED})",
+            f"  bytes per step        {self.accessed:.6g} (read and written, as XLA counts them: inner loops once)",
+            *(f"  memory, {kind:<13} {size} bytes" for kind, size in self.memory),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Steps whose time was measured, from the end of the launch before them to the end of the last one."""
+
+    steps: int
+    seconds: float
+    after_first: bool
+    """False where there was only one launch, which then was measured itself."""
+
+    def text(self) -> str:
+        """Time per step."""
+        which = "after the first launch" if self.after_first else "of the only launch"
+        return f"{1e3 * self.seconds / max(self.steps, 1):.3f} ms (mean of {self.steps} steps {which})"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """One call of `train`, `evaluate` or `predict`."""
+
+    name: str
+    platform: str
+    replicas: int
+    devices: int
+    """Of one replica."""
+    programs: tuple[ProgramFacts, ...]
+    launches: int
+    steps: int
+    """Micro-batches of one replica."""
+    seconds: float
+    """Without compilation."""
+    timed: Timed
+    feed_seconds: float
+    """Spent on the host building the batches of executions."""
+
+    def text(self) -> str:
+        """The facts as a table."""
+        lines = [
+            f"{self.name}: {self.replicas} replica(s) of {self.devices} device(s), {self.platform}",
+            f"  launches              {self.launches}",
+            f"  steps                 {self.steps}",
+            f"  time                  {self.seconds:.3f} s (from first to last, without compilation)",
+            f"  time per step         {self.timed.text()}",
+            f"  building batches      {self.feed_seconds:.3f} s",
+        ]
+        for number, program in enumerate(self.programs):
+            lines += [f"program {number}, numbers of one device", *program.lines()]
+        return "\n".join(lines) + "\n"
+
+
+def program_facts(loop: Loop, known: int) -> tuple[ProgramFacts, ...]:
+    """The facts about a loop's programs, of which the first `known` were there before this run."""
+    return tuple(
+        ProgramFacts(
+            program.compile_seconds,
+            number < known,
+            program.cached,
+            program.operations() if program.operations is not None else 0.0,
+            float((program.compiled.cost_analysis() or {}).get("bytes accessed", 0.0)),
+            _memory(program.compiled.memory_analysis()),
+        )
+        for number, program in enumerate(loop.programs.values())
+    )
+
+
+def _memory(analysis: Any) -> tuple[tuple[str, int], ...]:
+    kinds = {"arguments": "argument", "results": "output", "reused": "alias", "temporary": "temp"}
+    found = [(kind, getattr(analysis, f"{name}_size_in_bytes", None)) for kind, name in kinds.items()]
+    code = getattr(analysis, "generated_code_size_in_bytes", None) or None  # no program takes 0 bytes
+    return tuple((kind, int(size)) for kind, size in [*found, ("program", code)] if size is not None)

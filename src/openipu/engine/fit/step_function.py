@@ -1,0 +1,61 @@
+"""A model's loop in the place where Keras keeps its own step functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from openipu.engine.core import offload
+from openipu.engine.core.accumulation import Accumulation
+from openipu.engine.core.keras_steps import make_step
+from openipu.engine.core.optimizer_sharding import make_shards
+from openipu.engine.core.options import Options
+from openipu.engine.core.state import Mode, parts_of, state_of
+from openipu.engine.core.state_layout import ReplicaLayout, StateLayout
+from openipu.engine.devices.placement import Placement
+from openipu.engine.host_io.step_logs import StepLogs
+from openipu.engine.loop.loop import Loop
+from openipu.engine.pipeline.build.model_stages import StagePlan, make_stage_loop
+
+
+class StepFunction:
+    """A loop under Keras' calling convention. It sits where Keras keeps its own and drops it when `compile` is called.
+
+    `train_on_batch`, `test_on_batch` and `predict_on_batch` call it with the parts of the state that they know.
+    """
+
+    def __init__(
+        self, model: Any, mode: Mode, place: Placement, options: Options, plan: StagePlan | None = None
+    ) -> None:
+        self.place, self.options, self._mode = place, options, mode
+        self.live = StepLogs(options.buffer_depth) if options.live_callbacks else None
+        self.loop: Loop
+        self.spread: StateLayout
+        if plan is not None:
+            self.loop, self.spread = make_stage_loop(model, mode, place, options, plan, self.live)
+        else:
+            self.loop, self.spread = _make_loop(model, mode, place, options, self.live)
+
+    def __call__(self, parts: tuple[Any, ...], iterator: Iterator[Any]) -> tuple[Any, tuple[Any, ...]]:
+        """One step on the next batch."""
+        state = self.spread.spread(state_of(self._mode, parts))
+        result, state = self.loop.execute_one(state, next(iterator))
+        value = result.rows() if self._mode == "predict" else result.value
+        return value, parts_of(self._mode, self.spread.gather(state))
+
+
+def _make_loop(
+    model: Any, mode: Mode, place: Placement, options: Options, live: StepLogs | None
+) -> tuple[Loop, ReplicaLayout]:
+    """The loop of a model that is not pipelined, and how its state lies on the devices."""
+    replicas, accumulation = place.replicas, Accumulation()
+    spread, twin = ReplicaLayout(replicas), None
+    if mode == "train":
+        accumulation = options.accumulation.of_weights(model.trainable_variables)
+        if options.shard_optimizer and replicas.count > 1:
+            shards, twin = make_shards(model.optimizer, model.trainable_variables, replicas)
+            spread = replace(spread, shards=shards)
+        spread = replace(spread, offloaded=offload.is_offloaded(options, replicas))
+    step = make_step(model, mode, place, options, spread, twin)
+    return Loop(f"{model.name}_{mode}", step, place, accumulation, spread, live), spread

@@ -1,0 +1,1 @@
+"""What passes between a running program and Python."""

@@ -1,0 +1,1 @@
+"""Everything that depends on how Keras is made inside: private API, patches, classes, building."""

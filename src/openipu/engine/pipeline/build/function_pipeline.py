@@ -1,0 +1,165 @@
+"""A pipeline of plain functions with Keras variables that exist before, run as one program."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openipu.engine.devices import systems
+from openipu.engine.data.slab import Slab
+from openipu.engine.core.model_state import assign, values_of
+from openipu.engine.devices.placement import Placement
+from openipu.engine.devices.placement import placement_on
+from openipu.engine.devices.kept_programs import KeptPrograms
+from openipu.engine.program.variable_scope import VariableScope
+from openipu.engine.core.state import State, Step
+from openipu.engine.core.keras_steps import in_stages
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from .arguments import Arguments
+from .function_stages import Functions, NewState, make_function_loop
+from openipu.engine.pipeline.runtime.stage_loop import StageLoop
+from openipu.engine.pipeline.runtime.stage_layout import StageLayout
+from openipu.engine.pipeline.runtime.stage_function import Arrays
+
+Tree = Any
+KEPT = 16
+"""Pipelines whose programs are kept."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Variables:
+    """The variables that functions use, as the executor's `Binding`."""
+
+    trained: tuple[Any, ...]
+    others: tuple[Any, ...]
+    weights: tuple[tuple[int, ...], ...]
+    state: tuple[tuple[int, ...], ...]
+
+    @contextlib.contextmanager
+    def bound(self, stage: int, weights: Arrays, state: Arrays) -> Iterator[NewState]:
+        """While active, the variables of a stage have these values."""
+        own = [self.others[n] for n in self.state[stage]]
+        mapping = [
+            *zip((self.trained[n] for n in self.weights[stage]), weights, strict=True), *zip(own, state, strict=True)
+        ]  # fmt: skip
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            yield lambda: [scope.get_current_value(v) for v in own]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one call of `pipeline` asks for, apart from its data."""
+
+    functions: Functions
+    asked: Arguments
+    ordinal: int
+    key: Any
+    """Equal for calls that ask for the same."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Runner:
+    """A pipeline that is ready to run."""
+
+    variables: _Variables
+    optimizer: Any
+    loop: StageLoop
+    spread: StageLayout
+    place: Placement
+
+    def run(self, body: Tree, count: int) -> Tree:
+        """Send `count` micro-batches per replica through; gives the results of each, and updates the variables."""
+        owners = State(
+            list(self.variables.trained),
+            list(self.variables.others),
+            list(self.optimizer.variables) if self.optimizer is not None else [],
+            [],
+        )
+        state = self.spread.spread(values_of(owners))
+        slab = Slab(0, count * self.place.replicas.count, body, None, False)
+        [result], state = self.loop.execute(state, None, slab)
+        assign(owners, self.spread.gather(state))
+        return jax.tree.map(np.asarray, result.value[0])
+
+
+_runners: KeptPrograms[Runner] = KeptPrograms(KEPT)
+
+
+def runner(request: Request, element: Tree) -> Runner:
+    """The pipeline for a request and the shape of an element; those used last are kept."""
+    systems.reserve()
+    system = systems.system(request.ordinal)
+    place = placement_on(system, 1 + max(request.asked.devices))
+    shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves(element))
+    return _runners.get(place, (request.key, shapes), lambda: _make(request, element, place))
+
+
+def _make(request: Request, element: Tree, place: Placement) -> Runner:
+    functions = request.functions
+    variables, optimizer = _discover(functions, element, place)
+    step = Step(in_stages, None, "all")
+    owned = variables.trained, variables.others
+    loop, spread = make_function_loop("pipeline", step, functions, variables, owned, optimizer, place, request.asked)
+    return Runner(variables, optimizer, loop, spread, place)
+
+
+def _discover(functions: Functions, element: Tree, place: Placement) -> tuple[_Variables, Any]:
+    """Trace all functions to learn which variables they use, and with which optimizer they are trained."""
+    received: Any = []
+    used: list[dict[int, Any]] = []
+    outputs: list[Any] = []
+    for number in range(len(functions.stages)):
+        scope = VariableScope()
+        trained = number == functions.last and functions.optimizer_function is not None
+        probe = place.replicas.program(
+            _probe(functions, number, scope, outputs if trained else None), (None, None), None
+        )
+        received = jax.eval_shape(probe, received, element)
+        used.append(scope.read | scope.assigned)
+    everything = {key: v for part in used for key, v in part.items()}
+    optimizer, chosen = None, [v for v in everything.values() if v.trainable]
+    if outputs:
+        optimizer = outputs[-1].opt
+        chosen = chosen if outputs[-1].variables is None else outputs[-1].variables
+        _check(optimizer, chosen)
+        everything = {k: v for k, v in everything.items() if not any(v is own for own in optimizer.variables)}
+    is_trained = {id(v): i for i, v in enumerate(chosen)}
+    others = [v for key, v in everything.items() if key not in is_trained]
+    is_other = {id(v): i for i, v in enumerate(others)}
+
+    def numbers(known: dict[int, int]) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(sorted(known[key] for key in part if key in known)) for part in used)
+
+    return _Variables(tuple(chosen), tuple(others), numbers(is_trained), numbers(is_other)), optimizer
+
+
+def _probe(functions: Functions, number: int, scope: VariableScope, outputs: list[Any] | None) -> Callable[..., Any]:
+    def probe(received: Any, element: Tree) -> Any:
+        with scope:
+            values = functions.call(number, received, element)
+            if outputs is not None and functions.optimizer_function is not None:
+                outputs.append(functions.optimized(values))
+        return jax.tree.map(jnp.asarray, values)
+
+    return probe
+
+
+def _check(optimizer: Any, variables: Sequence[Any]) -> None:
+    if not variables:
+        raise RuntimeError(
+            "The pipeline has nothing to train: its stages use no trainable variable. Use Keras layers or variables "
+            "that were made outside of the stages."
+        )
+    if any(isinstance(v.value, jax.core.Tracer) for v in optimizer.variables):
+        raise ValueError(
+            "The optimizer is made inside of `optimizer_function`, which is traced more than once. Make it outside."
+        )
+    if not optimizer.built:
+        optimizer.build(list(variables))

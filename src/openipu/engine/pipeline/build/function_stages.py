@@ -1,0 +1,161 @@
+"""Stages that are plain functions: each gets what the one before returned, and the first an element of the data.
+
+How a function's Keras variables get their values is up to the `Binding`: those of `pipelining_ops.pipeline` exist
+before, those of an estimator are made anew in each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from openipu.engine.loop.execution import rows_of
+from openipu.engine.devices.placement import Placement
+from openipu.engine.core.state import Step
+from openipu.engine.program.program_trace import stage_of_pipeline
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from .arguments import Arguments
+from .assemble import make_loop, mapped, on_replica
+from openipu.engine.pipeline.runtime.stage_loop import StageLoop
+from openipu.engine.pipeline.runtime.stage_layout import StageLayout
+from openipu.engine.pipeline.runtime.stage_function import After, Around, Arrays, StageFunction
+from openipu.engine.pipeline.runtime.variable_store import filled
+
+Tree = Any
+NewState = Callable[[], Arrays]
+
+
+class Binding(Protocol):
+    """The variables of functions, by number in a state's trainable and non-trainable part."""
+
+    @property
+    def weights(self) -> tuple[tuple[int, ...], ...]:
+        """For each stage, the weights it uses."""
+
+    @property
+    def state(self) -> tuple[tuple[int, ...], ...]:
+        """For each stage, the other variables it uses."""
+
+    def bound(self, stage: int, weights: Arrays, state: Arrays) -> AbstractContextManager[NewState]:
+        """While active, the variables of a stage have these values; gives a function that tells the new state."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Functions:
+    """What a user wrote."""
+
+    stages: tuple[Callable[..., Any], ...]
+    optimizer_function: Callable[..., Any] | None
+    """In training, gives an `OptimizerFunctionOutput` from the last stage's outputs."""
+    results: Callable[[list[Any], Any, Tree], Tree]
+    """`results(outputs, loss, data)`: what leaves the last stage for each micro-batch."""
+    element: Callable[[Tree], tuple[Sequence[Any], Tree]]
+    """An element of the feed as the inputs of the whole run and the data."""
+    metrics: Callable[[Arrays, Any, Tree], Arrays] = lambda metrics, *_: list(metrics)
+    """`metrics(metrics, loss, data)`: the metrics after one more micro-batch, in training."""
+
+    @property
+    def last(self) -> int:
+        """The number of the last stage."""
+        return len(self.stages) - 1
+
+    def call(self, stage: int, received: Any, element: Tree) -> list[Any]:
+        """A stage's outputs as a list."""
+        with stage_of_pipeline():
+            if stage:
+                outputs = self.stages[stage](*received)
+            else:
+                inputs, data = self.element(element)
+                named = data if isinstance(data, dict) else {}
+                positional = () if named else data if isinstance(data, tuple | list) else (data,)
+                outputs = self.stages[0](*inputs, *positional, **named)
+        if outputs is None:
+            return []
+        return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+
+    def optimized(self, outputs: Sequence[Any]) -> Any:
+        """The `OptimizerFunctionOutput` of the last stage's outputs."""
+        from .optimizer_output import OptimizerFunctionOutput  # late: it imports this
+
+        assert self.optimizer_function is not None
+        result = self.optimizer_function(*outputs)
+        if not isinstance(result, OptimizerFunctionOutput):
+            raise TypeError(
+                f"`optimizer_function` returned a {type(result).__name__}. Return `OptimizerFunctionOutput(optimizer, "
+                "loss)`."
+            )
+        return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stage:
+    functions: Functions
+    binding: Binding
+    number: int
+    optimizer: Any
+    common: tuple[int, ...]
+    structures: dict[int, Any] = field(repr=False)
+
+    def run(self, weights: Arrays, boundary: Arrays, around: Around) -> tuple[Any, After]:
+        """One micro-batch, see `StageFunction`."""
+        functions = self.functions
+        received = jax.tree.unflatten(self.structures[self.number], boundary) if self.number else ()
+        with self.binding.bound(self.number, weights, around.state) as new_state:
+            outputs = functions.call(self.number, received, around.batch)
+            loss, metrics, data = None, around.metrics, functions.element(around.batch)[1]
+            if self.number == functions.last and functions.optimizer_function is not None:
+                loss = jnp.asarray(functions.optimized(outputs).loss)
+                metrics = functions.metrics(metrics, loss, data)
+            state = new_state()
+        if self.number < functions.last:
+            flat, self.structures[self.number + 1] = jax.tree.flatten(jax.tree.map(jnp.asarray, outputs))
+            return flat, After(state, [], None)
+        result = jax.tree.map(jnp.asarray, functions.results(outputs, loss, data))
+        return self._scaled(loss, around.optimizer), After(state, metrics, result)
+
+    def _scaled(self, loss: Any, optimizer: Arrays) -> Any:
+        if loss is None:
+            return None
+        variables = self.optimizer.variables
+        mapping = zip(variables, filled(variables, self.common, optimizer), strict=True)
+        with keras.StatelessScope(state_mapping=list(mapping)):
+            return jnp.reshape(self.optimizer.scale_loss(loss), ())
+
+
+def stage_functions(
+    functions: Functions, binding: Binding, optimizer: Any, common: Sequence[int], place: Placement
+) -> tuple[StageFunction, ...]:
+    """The functions as stages that the executor runs. `optimizer` is None where nothing is trained."""
+    structures: dict[int, Any] = {}
+    found = []
+    for number in range(len(functions.stages)):
+        stage = _Stage(functions, binding, number, optimizer, tuple(common), structures)
+        change = partial(mapped, optimizer, common) if optimizer is not None else None
+        run = on_replica(place, stage.run, lambda around: rows_of(functions.element(around.batch)[1]))
+        found.append(StageFunction(binding.weights[number], binding.state[number], run, change))
+    return tuple(found)
+
+
+def make_function_loop(
+    name: str,
+    step: Step,
+    functions: Functions,
+    binding: Binding,
+    variables: tuple[Sequence[Any], Sequence[Any]],
+    optimizer: Any,
+    place: Placement,
+    asked: Arguments,
+) -> tuple[StageLoop, StageLayout]:
+    """The loop of functions as stages, and how their state lies on the devices of `place`; see `make_loop`."""
+
+    def stages(common: Sequence[int]) -> tuple[StageFunction, ...]:
+        return stage_functions(functions, binding, optimizer, common, place)
+
+    return make_loop(name, step, stages, (binding.weights, binding.state), variables, optimizer, place, asked)

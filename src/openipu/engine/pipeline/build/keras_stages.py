@@ -1,0 +1,135 @@
+"""The stages of a Keras model as functions that the executor runs.
+
+All stages but the last only run their part of the graph. The last one is Keras' own step (loss, metrics, loss scaling),
+in which the model's outputs come from its part of the graph. Losses that layers add (regularizers, `add_loss`) travel
+with the boundary as one number, so that the last stage's loss is the model's, and gradients find their way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from openipu.engine.loop.execution import rows_of
+from openipu.engine.core.model_state import variables_of
+from openipu.engine.devices.placement import Placement
+from openipu.engine.core.state import Mode, State
+from openipu.engine.core.keras_steps import called_by, predict_micro, test_micro, train_loss
+
+import jax
+import keras
+
+from .assemble import mapped, on_replica
+from openipu.engine.pipeline.partition.split import Stage, run_stage
+from openipu.engine.pipeline.runtime.stage_function import After, Around, Arrays, StageFunction
+from openipu.engine.pipeline.runtime.variable_store import filled
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _KerasStage:
+    """One stage in one mode."""
+
+    model: Any
+    mode: Mode
+    stage: Stage
+    weights: tuple[int, ...]
+    state: tuple[int, ...]
+    common: tuple[int, ...]
+    """Numbers of the optimizer's variables that every stage has."""
+    structures: dict[int, Any] = field(repr=False)
+    """How the boundary into each stage is built up; known once the stage before has been traced."""
+
+    def run(self, weights: Arrays, boundary: Arrays, around: Around) -> tuple[Any, After]:
+        """One micro-batch, see `StageFunction`."""
+        received = ((), None)
+        if self.stage.index:
+            received = jax.tree.unflatten(self.structures[self.stage.index], boundary)
+        if self.stage.last:
+            return self._last(weights, received, around)
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(around.batch)
+        sent, extra, state = self._call(weights, around.state, received, x)
+        flat, self.structures[self.stage.index + 1] = jax.tree.flatten((sent, extra))
+        return flat, After(state, [], None)
+
+    def _call(self, weights: Arrays, state: Arrays, received: Any, x: Any) -> tuple[Any, Any, Arrays]:
+        """The stage's part of the graph: its outputs, the sum of added losses so far, and its new state."""
+        pairs, extra = received
+        trainable = [self.model.trainable_variables[n] for n in self.weights]
+        others = [self.model.non_trainable_variables[n] for n in self.state]
+        mapping = [*zip(trainable, weights, strict=True), *zip(others, state, strict=True)]
+        training = self.mode == "train"
+        with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+            outputs = run_stage(self.stage, pairs, x, training)
+            if self.mode != "predict":
+                extra = _total([extra, *scope.losses, *_penalties(self.stage.variables)])
+        return outputs, extra, [scope.get_current_value(v) for v in others]
+
+    def _last(self, weights: Arrays, received: Any, around: Around) -> tuple[Any, After]:
+        model = self.model
+        whole = self._whole_state(weights, around)
+
+        def call(trainable: Any, non_trainable: Any, x: Any, return_losses: bool = False, **_: Any) -> Any:
+            own = [trainable[n] for n in self.weights], [non_trainable[n] for n in self.state]
+            outputs, extra, state = self._call(*own, received, x)
+            new = list(non_trainable)
+            for number, value in zip(self.state, state, strict=True):
+                new[number] = value
+            if not return_losses:
+                return outputs, new
+            return outputs, new, [] if extra is None else [extra]
+
+        with called_by(model, call):
+            if self.mode == "train":
+                loss, (state, metrics, result) = train_loss(model, whole, around.batch)
+            else:
+                micro = test_micro if self.mode == "test" else predict_micro
+                new, _, result = micro(model, whole, around.batch)
+                loss, state, metrics = None, new.non_trainable, new.metrics
+        return loss, After([state[n] for n in self.state], list(metrics), result)
+
+    def _whole_state(self, weights: Arrays, around: Around) -> State:
+        """The state that Keras asks for, with zeros for what other stages have; nothing here reads those."""
+        owners = variables_of(self.model, self.mode)
+        return State(
+            filled(owners.trainable, self.weights, weights),
+            filled(owners.non_trainable, self.state, around.state),
+            filled(owners.optimizer, self.common, around.optimizer) if self.mode == "train" else [],
+            around.metrics,
+        )
+
+
+def _total(losses: Sequence[Any]) -> Any:
+    """The sum of those that are there, or None."""
+    present = [keras.ops.sum(loss) for loss in losses if loss is not None]
+    return sum(present[1:], present[0]).astype("float32") if present else None
+
+
+def _penalties(variables: Sequence[Any]) -> list[Any]:
+    """What the regularizers of a stage's own weights add to the loss."""
+    return [v.regularizer(v) for v in variables if v.trainable and getattr(v, "regularizer", None) is not None]
+
+
+def used_by(stages: Sequence[Stage], variables: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """For each stage, the numbers of those variables that it uses."""
+    number = {id(v): i for i, v in enumerate(variables)}
+    return tuple(
+        tuple(sorted({number[id(v)] for v in (*stage.variables, *stage.borrows) if id(v) in number}))
+        for stage in stages
+    )
+
+
+def stage_functions(
+    model: Any, mode: Mode, stages: Sequence[Stage], common: Sequence[int], place: Placement
+) -> tuple[StageFunction, ...]:
+    """The stages of `model` for `mode`."""
+    weights, others = (used_by(stages, part) for part in (model.trainable_variables, model.non_trainable_variables))
+    structures: dict[int, Any] = {}
+    change = partial(mapped, model.optimizer, common) if mode == "train" else None
+    functions = []
+    for stage, trained, state in zip(stages, weights, others, strict=True):
+        own = _KerasStage(model, mode, stage, trained, state, tuple(common), structures)
+        run = on_replica(place, own.run, lambda around: rows_of(around.batch))
+        functions.append(StageFunction(trained, state, run, change))
+    return tuple(functions)

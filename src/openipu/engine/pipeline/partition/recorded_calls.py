@@ -1,0 +1,107 @@
+"""What a model does to symbolic inputs, as Keras records it for Functional and Sequential models."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from openipu.engine.keras_compat import api as keras_api
+
+import keras
+
+from .stage_marks import stage_of
+
+
+class LayerCall(NamedTuple):
+    """One call of a layer or operation with symbolic tensors, and the stage that a `PipelineStage` gave it."""
+
+    operation: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: list[Any]
+    stage: int | None
+
+
+class Recording(NamedTuple):
+    """What a model does to symbolic inputs: the calls in the order in which they run."""
+
+    inputs: list[Any]
+    outputs: Any
+    calls: list[LayerCall]
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether the value stands for a tensor of a graph."""
+    return isinstance(value, keras.KerasTensor)
+
+
+def has_graph(model: Any) -> bool:
+    """Whether Keras knows the graph of the model, so that `recorded` gives it."""
+    return functional_of(model) is not None
+
+
+def replaces_call(model: Any) -> bool:
+    """Whether a Functional or Sequential model has a `call` of its own, which its graph says nothing about."""
+    kind = next((kind for kind in (keras_api.Functional, keras.Sequential) if isinstance(model, kind)), None)
+    return kind is not None and type(model).call is not kind.call
+
+
+def can_be_inlined(operation: Any) -> bool:
+    """Whether calling the operation is nothing but running the graph it contains."""
+    return isinstance(operation, keras.Model) and has_graph(operation) and not operation.supports_masking
+
+
+def can_be_traced(operation: Any) -> bool:
+    """Whether calling the operation is nothing but running its `call`, written by a user, on converted inputs."""
+    return (
+        isinstance(operation, keras.Model)
+        and not has_graph(operation)
+        and not replaces_call(operation)
+        and not operation.supports_masking
+        and operation.activity_regularizer is None
+        and not any("mask" in name for name in inspect.signature(operation.call).parameters)
+    )
+
+
+def default_training(layer: Any) -> bool | None:
+    """What `call` takes `training` to be when nobody says."""
+    if not isinstance(layer, keras.Layer):
+        return None
+    parameter = inspect.signature(layer.call).parameters.get("training")
+    return None if parameter is None or parameter.default is parameter.empty else parameter.default
+
+
+def functional_of(model: Any) -> Any:
+    """The Functional model whose graph is what the model does, or None where there is none."""
+    return None if replaces_call(model) else keras_api.functional_of(model)
+
+
+def recorded(model: Any) -> Recording:
+    """The graph of a Functional model, or of a Sequential model that knows the shape of its input."""
+    functional = functional_of(model)
+    calls = [call_of(node) for node in keras_api.nodes_of(functional) if keras_api.is_call(node)]
+    return Recording(list(functional.inputs), keras_api.outputs_of(functional), calls)
+
+
+def call_of(node: Any) -> LayerCall:
+    """The call behind a node of Keras' graph."""
+    return LayerCall(*keras_api.call_of(node), stage_of(node))
+
+
+def converted(layer: Any, values: Sequence[Any]) -> list[Any]:
+    """Tensors as a layer that is called with them sees them: floats in its dtype."""
+    found = [layer.dtype_policy.convert_input(value, layer.autocast, layer.input_dtype) for value in values]
+    for value, new in zip(values, found, strict=True):
+        mask = keras_api.get_keras_mask(value)
+        if mask is not None:
+            keras_api.set_keras_mask(new, mask)
+    return found
+
+
+def standardized(model: Any, inputs: Any) -> list[Any]:
+    """The flat inputs of the model's graph, converted as the model itself does (structure, dtype, last axis)."""
+    functional = functional_of(model)
+    if functional is None:
+        return list(keras.tree.flatten(inputs))
+    return keras_api.standardized(functional, inputs)

@@ -1,0 +1,256 @@
+"""A graph and a stage for each node -> stages that run one after another.
+
+Tensors that skip stages ride along in the boundary of each stage between. The model's inputs do not: every stage reads
+them from the micro-batch. A variable belongs to the first stage that uses it; later ones borrow it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from openipu.engine.keras_compat import api as keras_api
+
+import keras
+
+from .graph import Entry, Graph, Node, Tensor, graph_of
+from .recorded_calls import standardized
+from .run_nodes import filled, run_node
+from .shared_seeds import own_seeds
+
+Boundary = tuple[tuple[Any, Any], ...]
+"""Values that go from one stage to the next, each with its mask or None, in the order of `Stage.sends`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """One slice of a model."""
+
+    index: int
+    last: bool
+    graph: Graph
+    nodes: tuple[Node, ...]
+    receives: tuple[Tensor, ...]
+    """What comes from the stage before: all that was computed earlier and that this or a later stage needs."""
+    sends: tuple[Tensor, ...]
+    """What goes to the next stage; nothing in the last one, which gives the model's outputs."""
+    layers: tuple[Any, ...]
+    """Layers that are called here and in no earlier stage."""
+    variables: tuple[Any, ...]
+    """Variables that live here. Those that no stage uses live in the first."""
+    borrows: tuple[Any, ...]
+    """Variables of earlier stages that are used here (tied weights)."""
+    later: tuple[Any, ...]
+    """Layers that later stages call."""
+    seeds: tuple[Any, ...]
+    """Variables without gradient that other stages use, too: among them those of shared random layers."""
+    cut: tuple[int, ...]
+    """The stage of each node of the graph."""
+
+
+def run_stage(stage: Stage, boundary: Boundary, inputs: Any, training: bool) -> Any:
+    """Compute one stage: gives the boundary to the next stage, or, in the last stage, the model's outputs.
+
+    It reads and writes variables through the `keras.StatelessScope` around it. A stage with random layers that other
+    stages use, too, has a seed of its own: all start with the same one, and draw what one device would draw.
+
+    Args:
+        stage: What to run.
+        boundary: What the stage before gave; empty in the first stage.
+        inputs: The inputs of the model for this micro-batch.
+        training: The mode.
+    """
+    flat = standardized(stage.graph.model, inputs)
+    stage = _for_shapes(stage, inputs, flat)
+    graph = stage.graph
+    values = dict(zip(map(id, graph.inputs), flat, strict=True))
+    for tensor, (value, mask) in zip(stage.receives, boundary, strict=True):
+        if mask is not None:
+            keras_api.set_keras_mask(value, mask)
+        values[id(tensor)] = value
+    with own_seeds(graph, stage.cut, stage.index, stage.seeds, flat, training):
+        for node in stage.nodes:
+            run_node(node, values, training)
+    # In one piece, Keras would drop them when it comes to the later calls.
+    for layer in stage.later:
+        keras_api.clear_losses(layer)
+    if stage.last:
+        return filled(graph.outputs, values)
+    sent = (values[id(tensor)] for tensor in stage.sends)
+    return tuple((value, keras_api.get_keras_mask(value)) for value in sent)
+
+
+_variants: WeakKeyDictionary[Graph, dict[Any, tuple[Stage, ...]]] = WeakKeyDictionary()
+
+
+def _for_shapes(stage: Stage, inputs: Any, flat: Sequence[Any]) -> Stage:
+    """The same stage, traced again where the trace was for inputs of other shapes (a last, smaller batch)."""
+    graph = stage.graph
+    if not graph.traced or all(_fits(tensor, value) for tensor, value in zip(graph.inputs, flat, strict=True)):
+        return stage
+    shapes = tuple((tuple(value.shape), str(value.dtype)) for value in flat)
+    variants = _variants.setdefault(graph, {})
+    if shapes not in variants:
+        again = graph_of(graph.model, inputs, graph.training)
+        if [node.key for node in again.nodes if node.is_layer] != [n.key for n in graph.nodes if n.is_layer]:
+            raise ValueError(
+                f"`call` of model {graph.model.name!r} uses other layers for inputs {shapes} than for "
+                f"{tuple((t.shape, t.dtype) for t in graph.inputs)}. A pipelined model uses the same ones for all."
+            )
+        known = {node.key: s for node, s in zip(graph.nodes, stage.cut, strict=True)}
+        variants[shapes] = split(again, [known.get(node.key, node.stage) for node in again.nodes])
+    return variants[shapes][stage.index]
+
+
+def _fits(traced: Tensor, value: Any) -> bool:
+    same = len(traced.shape) == len(value.shape) and keras.backend.standardize_dtype(value.dtype) == traced.dtype
+    return same and all(a in (None, b) for a, b in zip(traced.shape, value.shape, strict=True))
+
+
+# --- stages of nodes -------------------------------------------------------------------------------------------------
+
+
+def complete(graph: Graph, stages: Sequence[int | None]) -> tuple[int, ...]:
+    """A stage for every node: where none is given, an operation goes where the latest of what it uses is computed.
+
+    One that uses only inputs and variables goes where it is used. Layers must have a stage.
+    """
+    missing = [node for node, stage in zip(graph.nodes, stages, strict=True) if node.is_layer and stage is None]
+    if missing:
+        raise ValueError(
+            f"All layers of a pipelined model need a stage, but {_names(missing)} of model {graph.model.name!r} "
+            f"{'has' if len(missing) == 1 else 'have'} none. Make or call every layer inside a `PipelineStage`, or use "
+            "`set_pipeline_stage_assignment`."
+        )
+    made: dict[int, int] = {}
+    done: list[int] = []
+    for node, stage in zip(graph.nodes, stages, strict=True):
+        latest = max((made[id(tensor)] for tensor in node.inputs if id(tensor) in made), default=None)
+        done.append(stage if stage is not None else _FREE if latest is None else latest)
+        # What comes from inputs, variables and constants alone says nothing about a stage.
+        made.update((id(tensor), done[-1]) for tensor in node.outputs if done[-1] != _FREE)
+    return _late(graph, stages, done)
+
+
+_FREE = -2
+
+
+def _late(graph: Graph, given: Sequence[int | None], stages: list[int]) -> tuple[int, ...]:
+    """What can be computed anywhere, and conversions of a nested model's inputs, go where they are first used.
+
+    So it is inputs and variables that later stages read, or the originals of converted tensors that ride along.
+    """
+    last = max(stages)
+    uses: dict[int, int] = {}
+    for i in reversed(range(len(stages))):
+        node = graph.nodes[i]
+        if given[i] is None and (stages[i] == _FREE or isinstance(node.operation, Entry)):
+            first = min((uses[id(t)] for t in node.outputs if id(t) in uses), default=last)
+            stages[i] = max(first, 0)
+        for tensor in node.inputs:
+            uses[id(tensor)] = min(stages[i], uses.get(id(tensor), last))
+    return tuple(stages)
+
+
+def check(graph: Graph, stages: Sequence[int]) -> None:
+    """Raise where these stages cannot be run one after another."""
+    name, present, last = graph.model.name, set(stages), max(stages, default=0)
+    if min(present, default=0) < 0:
+        raise ValueError(f"Model {name!r} has stage {min(present)}. Stages count from 0.")
+    missing = [stage for stage in range(last) if stage not in present]
+    if missing:
+        raise RuntimeError(
+            f"Every stage of a pipeline needs a layer, but model {name!r} has stages up to {last} and nothing in "
+            f"{_stages(missing)}. Number the stages 0, 1, 2, ... without gaps."
+        )
+    if last == 0:
+        raise ValueError(
+            f"A pipeline has at least 2 stages, but all layers of model {name!r} are in stage 0. Assign some of them "
+            "to stage 1, or run the model without pipelining."
+        )
+    check_order(graph, stages)
+
+
+def check_order(graph: Graph, stages: Sequence[int]) -> None:
+    """Raise where a node needs something of a later stage."""
+    made = {id(t): (n, s) for n, s in zip(graph.nodes, stages, strict=True) for t in n.outputs}
+    for node, stage in zip(graph.nodes, stages, strict=True):
+        for tensor in node.inputs:
+            source, at = made.get(id(tensor), (None, 0))
+            if at > stage:
+                raise ValueError(
+                    f"Layer {str(node)!r} in stage {stage} uses the output of {str(source)!r}, which is computed "
+                    f"later, in stage {at}. A layer can use what its own and earlier stages compute: move "
+                    f"{str(node)!r} to stage {at} or later, or {str(source)!r} to stage {stage} or earlier."
+                )
+
+
+def _names(nodes: Sequence[Node]) -> str:
+    shown = ", ".join(repr(str(node)) for node in nodes[:5])
+    return shown if len(nodes) <= 5 else f"{shown} and {len(nodes) - 5} more"
+
+
+def _stages(stages: Sequence[int]) -> str:
+    return f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages))}"
+
+
+# --- stages ----------------------------------------------------------------------------------------------------------
+
+
+def split(graph: Graph, stages_of_nodes: Sequence[int | None]) -> tuple[Stage, ...]:
+    """The stages of a graph. `stages_of_nodes` gives a stage for each node; for operations it may be None."""
+    stages = complete(graph, stages_of_nodes)
+    check(graph, stages)
+    count = max(stages) + 1
+    nodes = [tuple(n for n, s in zip(graph.nodes, stages, strict=True) if s == stage) for stage in range(count)]
+    boundaries = _boundaries(graph, nodes)
+    used = [_distinct(v for node in part for v in node.variables) for part in nodes]
+    layers = [_distinct(node.operation for node in part if node.is_layer) for part in nodes]
+    everywhere = _distinct(v for part in used for v in part)
+    uses = Counter(id(v) for part in used for v in part)
+    unused = _without(graph.model.variables, everywhere)
+    parts = []
+    for i in range(count):
+        before = [v for part in used[:i] for v in part]
+        own = _without(used[i], before)
+        parts.append(Stage(
+            index=i,
+            last=i == count - 1,
+            graph=graph,
+            nodes=nodes[i],
+            receives=boundaries[i],
+            sends=boundaries[i + 1],
+            layers=_without(layers[i], [layer for part in layers[:i] for layer in part]),
+            variables=(*own, *unused) if i == 0 else own,
+            borrows=_without(used[i], own),
+            later=_distinct(layer for part in layers[i + 1 :] for layer in part),
+            seeds=tuple(v for v in used[i] if not v.trainable and uses[id(v)] > 1),
+            cut=stages,
+        ))  # fmt: skip
+    return tuple(parts)
+
+
+def _boundaries(graph: Graph, nodes: Sequence[Sequence[Node]]) -> list[tuple[Tensor, ...]]:
+    """What each stage receives, in the order in which it is computed; one more, empty, after the last stage."""
+    needed_until = {id(tensor): len(nodes) - 1 for tensor in keras.tree.flatten(graph.outputs)}
+    for stage, part in enumerate(nodes):
+        for node in part:
+            for tensor in node.inputs:
+                needed_until[id(tensor)] = max(stage, needed_until.get(id(tensor), 0))
+    made = [(stage, tensor) for stage, part in enumerate(nodes) for node in part for tensor in node.outputs]
+    return [
+        tuple(tensor for at, tensor in made if at < stage <= needed_until.get(id(tensor), -1))
+        for stage in range(len(nodes) + 1)
+    ]
+
+
+def _distinct(items: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple({id(item): item for item in items}.values())
+
+
+def _without(items: Iterable[Any], others: Iterable[Any]) -> tuple[Any, ...]:
+    known = {id(item) for item in others}
+    return tuple(item for item in _distinct(items) if id(item) not in known)

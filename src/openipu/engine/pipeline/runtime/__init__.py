@@ -1,0 +1,1 @@
+"""Stages at work: one compiled program that follows a schedule's table."""

@@ -1,0 +1,204 @@
+"""A stage as two pure functions, its forward and its backward, and what has to be kept between them.
+
+[Note: what is kept] Differentiating a stage gives residuals: values that the backward needs. Most of them need no
+memory of their own. Weights and the micro-batch are still there when the backward runs, and so is the stage's input,
+which stays in the mailbox. What depends on weights alone (a weight cast to bfloat16) is computed again. Only the rest
+is kept, once for each micro-batch that is under way.
+
+Recomputing a stage instead of keeping its values is the same thing with `jax.checkpoint` around it: then its residuals
+are its inputs and what was marked by `recomputation_checkpoint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from openipu.engine.loop.execution import is_float
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import Literal as Constant
+
+from .packing import Spec
+
+Arrays = list[Any]
+Recompute = Literal["nothing", "everything", "unmarked"]
+"""What the backward of a stage computes again; "unmarked": all but what `recomputation_checkpoint` marks."""
+
+CHECKPOINT = "recomputation_checkpoint"
+"""The name under which JAX knows values that are kept when a stage is computed again."""
+
+
+class Around(NamedTuple):
+    """What a stage sees besides its weights and its input."""
+
+    batch: Any
+    """The micro-batch: every stage can read it."""
+    optimizer: Arrays
+    """The optimizer's variables that belong to no weight, such as a loss scale."""
+    active: Any
+    """Whether the micro-batch is there; on some replicas it may not be, at the end of the data."""
+    state: Arrays
+    """The stage's own non-trainable variables."""
+    metrics: Arrays
+    """Those of the metrics; only the last stage has them."""
+
+
+class After(NamedTuple):
+    """What a stage leaves behind."""
+
+    state: Arrays
+    metrics: Arrays
+    result: Any
+    """The last stage's logs or outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageFunction:
+    """One slice of a model.
+
+    `run(weights, boundary, around)` gives what goes to the next stage, as a list of arrays (from the last stage in
+    training: the loss), and an `After`. `weights` and `state` are the numbers of its variables in the model's state.
+    """
+
+    weights: tuple[int, ...]
+    state: tuple[int, ...]
+    run: Callable[[Arrays, Arrays, Around], tuple[Any, After]]
+    mapped: Callable[[Arrays, Arrays, Arrays], Arrays] | None = None
+    """`mapped(gradients, weights, optimizer)`: what to make of each micro-batch's gradients of the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Differentiated:
+    """A stage whose forward keeps what its backward needs."""
+
+    kept: tuple[Spec, ...]
+    _closed: ClosedJaxpr
+    _outputs: Any
+    _residuals: tuple[_Residual, ...]
+    _vjp: Any
+    _again: Callable[..., Arrays]
+
+    def forward(self, weights: Arrays, boundary: Arrays, around: Around) -> tuple[Any, After, Arrays]:
+        """What goes on, what is left behind, and what to keep for the backward."""
+        flat = jaxpr_as_fun(self._closed)(*jax.tree.leaves((weights, boundary, around)))
+        out, after = jax.tree.unflatten(self._outputs, flat[: self._outputs.num_leaves])
+        values = flat[self._outputs.num_leaves :]
+        kept = {r.number: v for r, v in zip(self._residuals, values, strict=True) if r.source == "kept"}
+        return out, after, [kept[i] for i in range(len(kept))]
+
+    def backward(
+        self, weights: Arrays, boundary: Arrays, around: Around, kept: Arrays, gradients: Any
+    ) -> tuple[Arrays, Arrays]:
+        """The gradients of the weights, and those of the floating-point part of the boundary."""
+        given = jax.tree.leaves((weights, boundary, around))
+        again = self._again(*weights)
+        sources = {"given": given, "kept": kept, "again": again}
+        vjp = jax.tree.unflatten(self._vjp, [sources[r.source][r.number] for r in self._residuals])
+        of_weights, of_boundary = vjp(gradients)
+        return list(of_weights), list(of_boundary)
+
+
+class _Residual(NamedTuple):
+    source: str  # "given": an argument; "again": computed from weights; "kept": stored
+    number: int
+
+
+def differentiate(
+    stage: StageFunction, weights: Arrays, boundary: Arrays, around: Around, recompute: Recompute = "nothing"
+) -> Differentiated:
+    """Trace a stage and its derivative; the arguments are shapes or arrays."""
+    trees: dict[str, Any] = {}
+
+    def forward(weights: Arrays, boundary: Arrays, around: Around) -> Any:
+        run = differentiable(stage, boundary, around)
+        if recompute != "nothing":
+            marked = jax.checkpoint_policies.save_only_these_names(CHECKPOINT)
+            run = jax.checkpoint(run, policy=marked if recompute == "unmarked" else None)
+        out, vjp, (others, after) = jax.vjp(run, weights, floats_of(boundary), has_aux=True)
+        residuals, trees["vjp"] = jax.tree.flatten(vjp)
+        outputs = (_join(out, others) if isinstance(out, list) else out, after)
+        flat, trees["outputs"] = jax.tree.flatten(outputs)
+        return [*flat, *residuals]
+
+    closed = jax.make_jaxpr(forward)(weights, boundary, around)
+    groups = [len(jax.tree.leaves(part)) for part in (weights, boundary, around.batch, around.optimizer)]
+    skip = trees["outputs"].num_leaves
+    residuals, again = _classify(closed, skip, groups[0], sum(groups))
+    specs: dict[int, Spec] = {}
+    for residual, variable in zip(residuals, closed.jaxpr.outvars[skip:], strict=True):
+        if residual.source == "kept":
+            specs[residual.number] = Spec.of(variable.aval)
+    kept = tuple(specs[i] for i in range(len(specs)))
+    return Differentiated(kept, closed, trees["outputs"], residuals, trees["vjp"], again)
+
+
+def differentiable(stage: StageFunction, boundary: Arrays, around: Around) -> Callable[..., Any]:
+    """The stage as a function of weights and of the floating-point part of its boundary."""
+    others = [None if is_float(a) else a for a in boundary]
+
+    def run(weights: Arrays, floats: Arrays) -> Any:
+        out, after = stage.run(weights, _join(floats, others), around)
+        if not isinstance(out, list):
+            return out, ([], after)
+        return floats_of(out), ([None if is_float(a) else a for a in out], after)
+
+    return run
+
+
+def floats_of(arrays: Sequence[Any]) -> Arrays:
+    """Those arrays of a boundary that have gradients."""
+    return [a for a in arrays if is_float(a)]
+
+
+def _join(floats: Sequence[Any], others: Sequence[Any]) -> Arrays:
+    """The inverse of taking the floats out: `others` has None where they go."""
+    rest = iter(floats)
+    return [next(rest) if other is None else other for other in others]
+
+
+def _classify(
+    closed: ClosedJaxpr, skip: int, weights: int, given: int
+) -> tuple[tuple[_Residual, ...], Callable[..., Arrays]]:
+    """Where each residual is to come from, and the function that computes those that depend on weights alone.
+
+    The first `weights` arguments are the weights, and the first `given` are there again at the backward.
+    """
+    jaxpr = closed.jaxpr
+    arguments = {v: i for i, v in enumerate(jaxpr.invars)}
+    by_weights = set(jaxpr.invars[:weights]) | set(jaxpr.constvars)
+    for equation in jaxpr.eqns:
+        if not equation.effects and all(isinstance(v, Constant) or v in by_weights for v in equation.invars):
+            by_weights.update(equation.outvars)
+    found: list[_Residual] = []
+    kept: dict[Any, int] = {}
+    again: list[int] = []
+    for position, v in enumerate(jaxpr.outvars[skip:], skip):
+        if isinstance(v, Constant) or v in by_weights - set(jaxpr.invars):
+            found.append(_Residual("again", len(again)))
+            again.append(position)
+        elif arguments.get(v, given) < given:
+            found.append(_Residual("given", arguments[v]))
+        else:
+            found.append(_Residual("kept", kept.setdefault(v, len(kept))))
+    return tuple(found), _from_weights(closed, weights, again)
+
+
+def _from_weights(closed: ClosedJaxpr, weights: int, outputs: Sequence[int]) -> Callable[..., Arrays]:
+    """Some outputs of a program that depend on its first arguments alone; XLA leaves out what the others are for."""
+    rest = [v.aval for v in closed.jaxpr.invars[weights:]]
+
+    def run(*values: Any) -> Arrays:
+        everything = jaxpr_as_fun(closed)(*values, *(jnp.zeros(a.shape, a.dtype) for a in rest))
+        return [everything[i] for i in outputs]
+
+    return run if outputs else lambda *_: []
+
+
+def specs_of(tree: Any) -> Any:
+    """Shapes and dtypes of a tree of arrays, as JAX describes them."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), a.dtype), tree)

@@ -1,0 +1,150 @@
+"""How the state of a pipelined model lies on the devices of its stages and replicas while executions run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from openipu.engine.core.optimizer_sharding import divide, join
+from openipu.engine.core.state import State
+from openipu.engine.devices.replicas import REPLICA_AXIS, STAGE_AXIS, Replicas
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from .packing import Buffers
+from .stage_update import Update
+from .variable_store import Store, listed, numbered
+
+
+@dataclass(frozen=True, slots=True)
+class StageLayout:
+    """Each device has the variables of its own stages; metrics, and what of the optimizer is common, are on all."""
+
+    replicas: Replicas
+    weights: Store
+    state: Store
+    update: Update | None
+    """None where nothing is trained."""
+
+    def spread(self, state: State) -> State:
+        """A model's state on the devices. Each replica counts its own metrics; the first goes on from those here."""
+        metrics = [jnp.zeros((self.replicas.count, *m.shape), m.dtype).at[0].set(m) for m in state.metrics]
+        return State(
+            self._put(self.weights.scatter(state.trainable), P(STAGE_AXIS)),
+            self._put(self.state.scatter(state.non_trainable), P(STAGE_AXIS)),
+            self._spread_optimizer(state.optimizer),
+            self._put(metrics, P(REPLICA_AXIS)),
+        )
+
+    def gather(self, state: State) -> State:
+        """The inverse of `spread`: plain arrays on one device."""
+        return State(
+            self.weights.gather(state.trainable, _count(self.weights)),
+            self.state.gather(state.non_trainable, _count(self.state)),
+            self._gather_optimizer(state.optimizer),
+            [jnp.asarray(np.asarray(m).sum(0), m.dtype) for m in state.metrics],
+        )
+
+    def own_metrics(self, rows: list[Any]) -> list[Any]:
+        """Metrics that as many replicas have counted as there are here, on their devices; else nothing."""
+        fits = rows and rows[0].shape[0] == self.replicas.count
+        return self._put(rows, P(REPLICA_AXIS)) if fits else []
+
+    def specs(self, state: State) -> Any:
+        """How each array of a spread state is split, for `jax.shard_map`."""
+        slots = 0 if self.update is None else len(self.update.slots.packing.buffers)
+        optimizer = [self._slot_spec() if i < slots else P() for i in range(len(state.optimizer))]
+        return State(
+            [P(STAGE_AXIS)] * len(state.trainable),
+            [P(STAGE_AXIS)] * len(state.non_trainable),
+            optimizer,
+            [P(REPLICA_AXIS)] * len(state.metrics),
+        )
+
+    # --- inside the program
+
+    def own_part(self, state: State) -> State:
+        """What one device has, without axes of length one for the device and the replica."""
+        return self._at_split(lambda a: a[0], state)
+
+    def rejoin(self, state: State) -> State:
+        """The inverse of `own_part`."""
+        return self._at_split(lambda a: a[None], state)
+
+    def whole(self, state: State) -> State:
+        """The shapes of the model's whole state, of which each device has a part."""
+        variables = [] if self.update is None else self.update.optimizer.variables
+        optimizer = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
+        weights, rest = self.weights.specs(), self.state.specs()
+        return State([weights[i] for i in sorted(weights)], [rest[i] for i in sorted(rest)], optimizer, state.metrics)
+
+    def slots(self, state: State) -> tuple[Buffers, list[Any]]:
+        """The optimizer's part of a state: buffers of what belongs to weights, and what is common."""
+        count = 0 if self.update is None else len(self.update.slots.packing.buffers)
+        return numbered(state.optimizer[:count]), state.optimizer[count:]
+
+    def with_optimizer(self, state: State, slots: Buffers, common: list[Any]) -> State:
+        """The inverse of `slots`."""
+        return state._replace(optimizer=[*listed(slots), *common])
+
+    def _at_split(self, change: Any, state: State) -> State:
+        slots, common = self.slots(state)
+        twice = self.update is not None and self.update.divided
+        return State(
+            [change(a) for a in state.trainable],
+            [change(a) for a in state.non_trainable],
+            [*(change(change(a)) if twice else change(a) for a in listed(slots)), *common],
+            [change(m) for m in state.metrics],
+        )
+
+    # --- outside
+
+    def _slot_spec(self) -> P:
+        """How the optimizer's slots are split: over stages, and where they are divided over replicas too."""
+        return P(STAGE_AXIS, REPLICA_AXIS) if self.update is not None and self.update.divided else P(STAGE_AXIS)
+
+    def _spread_optimizer(self, values: list[Any]) -> list[Any]:
+        if self.update is None:
+            return []
+        slots = self.update.slots
+        if self.update.divided:
+            shares = {n: divide(values[n], self.replicas.count) for n in self._divided()}
+            parts = [
+                slots.scatter([shares[n][r] if n in shares else v for n, v in enumerate(values)])
+                for r in range(self.replicas.count)
+            ]
+            buffers = [np.stack(rows, axis=1) for rows in zip(*parts, strict=True)]
+        else:
+            buffers = slots.scatter(values)
+        return self._put(buffers, self._slot_spec()) + self._put([values[n] for n in self.update.common], P())
+
+    def _gather_optimizer(self, spread: list[Any]) -> list[Any]:
+        if self.update is None:
+            return []
+        slots, variables = self.update.slots, self.update.optimizer.variables
+        buffers, common = spread[: len(slots.packing.buffers)], spread[len(slots.packing.buffers) :]
+        if self.update.divided:
+            whole = [np.asarray(buffer) for buffer in buffers]
+            parts = [slots.gather([b[:, r] for b in whole], len(variables)) for r in range(self.replicas.count)]
+            values = list(parts[0])
+            for n in self._divided():
+                values[n] = join([part[n] for part in parts], tuple(variables[n].shape))
+        else:
+            values = slots.gather(buffers, len(variables))
+        for number, value in zip(self.update.common, common, strict=True):
+            values[number] = value.addressable_data(0)
+        return values
+
+    def _divided(self) -> list[int]:
+        return [] if self.update is None else sorted({n for held in self.update.slots.held for n in held})
+
+    def _put(self, arrays: list[Any], spec: P) -> list[Any]:
+        return list(jax.device_put(arrays, NamedSharding(self.replicas.mesh, spec)))
+
+
+def _count(store: Store) -> int:
+    return 1 + max((number for held in store.held for number in held), default=-1)

@@ -1,0 +1,256 @@
+"""The update of the weights in a pipeline: each device updates the weights of its own stages.
+
+Any Keras optimizer does: each device has a twin of it that knows the device's weights only. What an optimizer computes
+from all gradients (a global norm to clip by, whether a scaled loss overflowed) is computed over all devices before.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openipu.engine.core.optimizer_chain import unwrapped
+from openipu.engine.core.optimizer_sharding import check_elementwise, share_of
+from openipu.engine.core.optimizer_twin import build_twin, make_twin, stand_in
+from openipu.engine.core.wrapped_optimizer import by_engine, chain, loss_scale
+from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
+from openipu.engine.keras_compat.api import drop_values
+
+import jax
+import jax.numpy as jnp
+import keras
+from jax import lax
+
+from .packing import Buffers, Spec, used
+from .variable_store import Store, filled, make_store
+
+_TOKEN = re.compile(r"slice(\d+)of")
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The twins of a model's optimizer, and where their variables are."""
+
+    optimizer: Any
+    weights: Store
+    slots: Store
+    """The optimizer's variables that belong to weights."""
+    common: tuple[int, ...]
+    """The numbers of those that do not, such as the count of updates; all devices have them."""
+    twins: tuple[Any, ...]
+    orders: tuple[tuple[int, ...], ...]
+    """The numbers of each twin's variables among those of the optimizer."""
+    constraints: tuple[Any, ...]
+    """What each weight is put through after an update, if anything."""
+    average: bool
+    replicas: Replicas
+
+    @property
+    def divided(self) -> bool:
+        """Whether each replica has only its share of the slots."""
+        return False
+
+    def apply(
+        self, weights: Buffers, slots: Buffers, common: list[Any], total: Buffers
+    ) -> tuple[Buffers, Buffers, list[Any]]:
+        """The state after the gradients in `total`."""
+        me = lax.axis_index(STAGE_AXIS)
+        total = self._sum_tied(me, total)
+        total = self.replicas.mean(total) if self.average else self.replicas.sum(total)
+        norm, finite = self._over_all(me, total)
+        factor = self._clip_factor(norm, common)
+        for device in range(len(self.twins)):
+            weights, slots, common = self._on(device, me, weights, slots, common, total, factor, finite)
+        return weights, slots, self._on_all(me, common)
+
+    def _on_all(self, me: Any, common: list[Any]) -> list[Any]:
+        """What is common, also on devices without weights, whose twins have nothing to update."""
+        busy = [device for device, held in enumerate(self.weights.held) if held]
+        return common if len(busy) == len(self.twins) else from_device(busy[0], me, common)
+
+    def _on(
+        self,
+        device: int,
+        me: Any,
+        weights: Buffers,
+        slots: Buffers,
+        common: list[Any],
+        total: Buffers,
+        factor: Any,
+        finite: Any,
+    ) -> tuple[Buffers, Buffers, list[Any]]:
+        weight_at, slot_at = self.weights.slots(device), self.slots.slots(device)
+        if not weight_at:
+            return weights, slots, common
+
+        def run(writes: tuple[Buffers, Buffers, list[Any]]) -> tuple[Buffers, Buffers, list[Any]]:
+            own, own_slots, common = writes
+            gradients = self.weights.packing.read(total, weight_at)
+            if factor is not None:
+                gradients = [g * factor.astype(g.dtype) for g in gradients]
+            with _told_finite(self.twins[device], finite):
+                old = self.weights.packing.read(own, weight_at)
+                new, own_slots, common = self._by_twin(device, own_slots, common, gradients, old)
+            return self.weights.packing.write(own, weight_at, new), own_slots, common
+
+        writes = used(weights, weight_at), used(slots, slot_at), common
+        new_weights, new_slots, common = lax.cond(me == device, run, lambda w: w, writes)
+        return weights | new_weights, slots | new_slots, common
+
+    def _by_twin(
+        self, device: int, slots: Buffers, common: list[Any], gradients: list[Any], weights: list[Any]
+    ) -> tuple[list[Any], Buffers, list[Any]]:
+        """Weights, slots and what is common after an update by the twin of a device, on that device."""
+        at, held, order = self.slots.slots(device), self.slots.held[device], self.orders[device]
+        values = dict(zip(self.common, common, strict=True))
+        values |= zip(held, self.slots.packing.read(slots, at), strict=True)
+        with by_engine():
+            new, state = self.twins[device].stateless_apply([values[n] for n in order], gradients, weights)
+        values |= zip(order, state, strict=True)
+        return (
+            list(new),
+            self.slots.packing.write(slots, at, [values[n] for n in held]),
+            [jnp.asarray(values[n], old.dtype) for n, old in zip(self.common, common, strict=True)],
+        )
+
+    def _sum_tied(self, me: Any, total: Buffers) -> Buffers:
+        """Gradients of weights that several devices hold, summed over them."""
+        for number in self.weights.shared():
+            holders = [d for d, held in enumerate(self.weights.held) if number in held]
+            at = {device: self.weights.slots(device, [number]) for device in holders}
+            spec = at[holders[0]][0].spec
+            mine = jnp.zeros(spec.shape, total[at[holders[0]][0].buffer].dtype)
+            for device in holders:
+                mine = jnp.where(me == device, self.weights.packing.read(total, at[device])[0], mine)
+            whole = lax.psum(mine, STAGE_AXIS)
+            for device in holders:
+                mine_too = used(total, at[device])
+                with_it = self.weights.packing.write(mine_too, at[device], [whole])
+                total = total | {b: jnp.where(me == device, with_it[b], mine_too[b]) for b in with_it}
+        return total
+
+    def _over_all(self, me: Any, total: Buffers) -> tuple[Any, Any]:
+        """The norm of all gradients, if it is needed, and whether all of them are finite, likewise."""
+        norm = finite = None
+        if self._clip() is not None:
+            squares = jnp.zeros(())
+            seen: set[int] = set()
+            for device, held in enumerate(self.weights.held):
+                once = [number for number in held if number not in seen]
+                seen.update(once)
+                arrays = self.weights.packing.read(total, self.weights.slots(device, once))
+                own = sum((jnp.sum(jnp.square(a.astype(jnp.float32))) for a in arrays), jnp.zeros(()))
+                squares = jnp.where(me == device, own, squares)
+            norm = jnp.sqrt(lax.psum(squares, STAGE_AXIS))
+        if any(isinstance(link, keras.optimizers.LossScaleOptimizer) for link in chain(self.optimizer)):
+            wrong = sum(jnp.any(~jnp.isfinite(buffer)).astype(jnp.int32) for buffer in total.values())
+            finite = lax.psum(wrong, STAGE_AXIS) == 0
+        return norm, finite
+
+    def _clip(self) -> float | None:
+        limit = getattr(list(chain(self.optimizer))[-1], "global_clipnorm", None)
+        return float(limit) if limit else None
+
+    def _clip_factor(self, norm: Any, common: list[Any]) -> Any:
+        limit = self._clip()
+        if limit is None:
+            return None
+        norm = norm / loss_scale(self.optimizer, filled(self.optimizer.variables, self.common, common))
+        return jnp.minimum(limit / norm, 1.0) + (norm - norm)
+
+
+def from_device(device: int, me: Any, tree: Any) -> Any:
+    """What one device has, on all of them."""
+    return jax.tree.map(lambda a: _sum(jnp.where(me == device, a, jnp.zeros_like(a))), tree)
+
+
+def _sum(array: Any) -> Any:
+    return lax.psum(array.astype(jnp.int32), STAGE_AXIS) > 0 if array.dtype == bool else lax.psum(array, STAGE_AXIS)
+
+
+class _told_finite:  # noqa: N801 - reads as a function
+    """While active, a twin that scales its loss believes `finite` instead of looking at its own gradients."""
+
+    def __init__(self, twin: Any, finite: Any) -> None:
+        self._scaling = [link for link in chain(twin) if isinstance(link, keras.optimizers.LossScaleOptimizer)]
+        self._finite = finite
+
+    def __enter__(self) -> None:
+        for link in self._scaling:
+            link.__dict__["check_finite"] = lambda _gradients: self._finite
+
+    def __exit__(self, *_: object) -> None:
+        for link in self._scaling:
+            del link.__dict__["check_finite"]
+
+
+def make_update(
+    optimizer: Any,
+    variables: Sequence[Any],
+    weights: Store,
+    average: bool,
+    replicas: Replicas,
+    kind: type[Update] | None = None,
+) -> Update:
+    """The update of a built optimizer over `variables`, the model's trainable ones.
+
+    With `kind`, a `ShardedUpdate`, each replica has its share of the state.
+    """
+    shapes = [tuple(v.shape) for v in variables]
+    if kind is not None:
+        check_elementwise(unwrapped(optimizer))
+        shapes = [(share_of(math.prod(shape), replicas.count),) for shape in shapes]
+    whole = _twin(optimizer, variables, shapes, range(len(variables)))
+    keys = _keys(whole, range(len(variables)))
+    if len(keys) != len(optimizer.variables):
+        raise ValueError(
+            f"A second {type(optimizer).__name__} made from its configuration has {len(keys)} variables instead of "
+            f"{len(optimizer.variables)}, so it cannot be divided over the stages. Give it a complete `get_config`."
+        )
+    number = {key: i for i, key in enumerate(keys)}
+    common = tuple(i for i, (owner, _) in enumerate(keys) if owner is None)
+    twins = [_twin(optimizer, variables, shapes, held) for held in weights.held]
+    orders = []
+    for twin, held in zip(twins, weights.held, strict=True):
+        own = _keys(twin, held)
+        if sum(owner is None for owner, _ in own) != len(common):
+            raise ValueError(
+                f"It cannot be told which variables of {type(optimizer).__name__} belong to which weight, because they "
+                "are not named after it. Create them with `add_variable_from_reference`."
+            )
+        orders.append(tuple(number[key] for key in own))
+    specs = [Spec.of(v) for v in whole.variables]
+    slots = make_store(specs, [[n for n in order if n not in common] for order in orders])
+    constraints = tuple(v.constraint for v in variables)
+    return (kind or Update)(
+        optimizer, weights, slots, common, tuple(twins), tuple(orders), constraints, average, replicas
+    )
+
+
+def _twin(optimizer: Any, variables: Sequence[Any], shapes: Sequence[tuple[int, ...]], numbers: Sequence[int]) -> Any:
+    """An optimizer with the same settings for some of the variables, with stand-ins that are named by number."""
+    plain = unwrapped(optimizer)
+    twin = make_twin(plain, f"{type(plain).__name__} cannot update the stages of a pipeline")
+    owned = [variables[n] for n in numbers]
+    stand_ins = [stand_in(v, shapes[n], f"slice{n}of_") for n, v in zip(numbers, owned, strict=True)]
+    build_twin(twin, plain, stand_ins, owned)
+    list(chain(twin))[-1].global_clipnorm = None  # clipped before, over all devices
+    # Their values always come from the state.
+    drop_values([*stand_ins, *twin.variables])
+    return twin
+
+
+def _keys(twin: Any, numbers: Sequence[int]) -> list[tuple[int | None, int]]:
+    """For each variable of a twin, the weight it belongs to, and which of that weight's variables it is."""
+    counts: dict[int | None, int] = {}
+    keys = []
+    for variable in twin.variables:
+        found = _TOKEN.search(variable.path)
+        owner = int(found[1]) if found else None
+        assert owner is None or owner in numbers
+        counts[owner] = counts.get(owner, -1) + 1
+        keys.append((owner, counts[owner]))
+    return keys

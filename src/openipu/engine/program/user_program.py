@@ -1,0 +1,363 @@
+"""A user's function as one compiled program on all replicas, with the Keras variables that it uses.
+
+    program = user_program(fn, ordinal)       # the same object for the same function
+    program(args, kwargs)                       # traces and compiles once per shape of the arguments, then launches
+
+Variables that the function assigns are inputs and outputs of the program and their buffers are donated; those that it
+only reads are inputs. Feeds take part through their cells (variable_scope.py) and tell here what they need
+(program_trace.py).
+
+[Note: programs that visit the host] XLA runs a program with calls into Python on the thread that launches it on a CPU,
+so launching one returns when it has ended. It is the same on other devices, for equal behaviour: whoever wants to read
+while it runs does so in another thread. A program that fetches its data may fail in the midst of it when the data ends.
+Its buffers are not donated, so that the variables keep their values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from openipu.engine.core.replicated_step import one_of_several
+from openipu.engine.devices import systems
+from openipu.engine.devices.kept_programs import KeptPrograms
+from openipu.engine.devices.memory import SLAB_SHARE, free_memory
+from openipu.engine.devices.placement import Placement, placement_on
+from openipu.engine.loop.loop import CompiledProgram, check_callbacks
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import optimizer_calls as optimize
+from .program_trace import NotInProgram, ProgramTrace, Site
+from .variable_scope import VariableScope
+
+Tree = Any
+KEPT = 64
+"""Functions whose programs are kept."""
+
+
+class Operation:
+    """What a device does without giving a value, such as an `enqueue`: bodies may return it after their values."""
+
+
+jax.tree_util.register_static(Operation)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What tracing a function for the first time has found out."""
+
+    state: tuple[Any, ...]
+    """Variables that it assigns."""
+    constants: tuple[Any, ...]
+    """Variables that it only reads."""
+    sites: tuple[Site, ...]
+    sent: dict[int, tuple[Any, int]]
+    """Infeeds whose elements are sent before the launch, and how many for each replica."""
+    fetched: tuple[Any, ...]
+    """Infeeds whose elements the program fetches."""
+    outfeeds: dict[int, tuple[Any, Tree]]
+    optimizers: tuple[Any, ...]
+
+    @property
+    def visits_host(self) -> bool:
+        """See [Note: programs that visit the host]."""
+        return bool(self.fetched or self.outfeeds)
+
+
+class UserProgram:
+    """A function under compilation for one place; `programs` has one entry per shape of the arguments."""
+
+    def __init__(self, fn: Callable[..., Any], place: Placement, ordinal: int) -> None:
+        self._fn, self._place, self._ordinal = fn, place, ordinal
+        self.programs: dict[Any, tuple[Needs, CompiledProgram]] = {}
+        self._spread: dict[int, tuple[Any, Any]] = {}
+
+    def __call__(self, args: Any = (), kwargs: Any = None) -> Any:
+        """Run on all replicas; gives what the first one returns."""
+        call = CallArguments.of(args, kwargs or {})
+        with _tracing, contextlib.suppress(NotInProgram):
+            if call.key not in self.programs:
+                needs = self._discover(call)
+                self.programs[call.key] = needs, self._compile(needs, call)
+        if call.key not in self.programs:
+            # A pipeline is a program of its own, and all that this function does on devices.
+            return self._fn(*args, **(kwargs or {}))
+        return self._launch(*self.programs[call.key], call)
+
+    # --- tracing
+
+    def _discover(self, call: CallArguments) -> Needs:
+        scope = VariableScope()
+        trace = ProgramTrace(self._place.replicas, self._ordinal, True, scope)
+
+        def run(arrays: list[Any]) -> None:
+            scope.belongs_here()
+            with self._environment(trace):
+                self._fn(*call.args(arrays)[0], **call.args(arrays)[1])
+
+        with trace.active():  # left outside of the tracing, where Keras gives variables made meanwhile their values
+            jax.eval_shape(self._place.replicas.program(run, (None,), None), call.arrays)
+        state = tuple(scope.assigned.values())
+        constants = tuple(v for key, v in scope.read.items() if key not in scope.assigned)
+        sent, fetched = {}, []
+        limit = SLAB_SHARE * free_memory(self._place.replicas)
+        for feed, count in trace.demands.values():
+            if count is not None and feed.slab_bytes(count) <= limit:
+                sent[id(feed)] = (feed, count)
+            else:
+                fetched.append(feed)
+        return Needs(
+            state, constants, tuple(trace.sites), sent, tuple(fetched), trace.outfeeds, tuple(trace.optimizers.values())
+        )
+
+    def _compile(self, needs: Needs, call: CallArguments) -> CompiledProgram:
+        start = time.perf_counter()
+        replicas = self._place.replicas
+
+        def run(state: list[Any], constants: list[Any], slabs: list[Tree], arrays: list[Any]) -> Any:
+            first = [_first_value(v, value, replicas) for v, value in zip(needs.state, state, strict=True)]
+            values = [*zip(needs.state, first, strict=True), *zip(needs.constants, constants, strict=True)]
+            scope = VariableScope(None, values, self._cells(needs), _unknown)
+            trace = ProgramTrace(replicas, self._ordinal, False, scope, list(needs.sites))
+            trace.slabs = dict(zip(needs.sent, slabs, strict=True))
+            with trace.active(), self._environment(trace):
+                positional, named = call.args(arrays)
+                result = jax.tree.map(jnp.asarray, self._fn(*positional, **named))
+                flushed = [feed.outlet.flush(scope.cell(feed), replicas.index()) for feed, _ in needs.outfeeds.values()]
+                new = [scope.state_mapping[id(v)] for v in needs.state]
+            taken = [jnp.reshape(scope.cell(feed).taken, (1,)) for feed in needs.fetched]
+            # Who waits for these waits for the last visit of every replica.
+            visits = [jnp.reshape(waiting.due, (1,)) for waiting in flushed]
+            return result, self._agreed(needs, new, first), taken, visits
+
+        on_all = replicas.program(run, (None, None, 1, None), (None, None, 0, 0))
+        arguments = (*self._values(needs), self._slab_shapes(needs), call.arrays)
+        donated = () if needs.fetched else 0
+        lowered = jax.jit(on_all, donate_argnums=donated).lower(*arguments)
+        check_callbacks(lowered, replicas, getattr(self._fn, "__name__", "program"))
+        compiled = lowered.compile(dict(self._place.compiler_options))
+        return CompiledProgram(compiled, compiled, time.perf_counter() - start)
+
+    @contextlib.contextmanager
+    def _environment(self, trace: ProgramTrace) -> Iterator[None]:
+        """Around the user's function, in both tracings."""
+        place = self._place
+        with optimize.in_program(trace):
+            if place.replicas.count == 1:
+                yield
+                return
+            with one_of_several(place.replicas, place.batch_norm_group, lambda: trace.rows):
+                yield
+
+    def _cells(self, needs: Needs) -> list[tuple[Any, Tree]]:
+        sent = [(feed, feed.first_cell(sent=True)) for feed, _ in needs.sent.values()]
+        fetched = [(feed, feed.first_cell(sent=False)) for feed in needs.fetched]
+        return [*sent, *fetched, *((feed, feed.outlet.start(spec)) for feed, spec in needs.outfeeds.values())]
+
+    def _agreed(self, needs: Needs, new: list[Any], old: list[Any]) -> list[Any]:
+        """Values that all replicas have: sums of what metrics count, means of what moves with the data.
+
+        Weights and the optimizers' own variables are equal already, because gradients are reduced before they are
+        applied.
+        """
+        replicas = self._place.replicas
+        if replicas.count == 1:
+            return new
+        own = {id(v) for optimizer in needs.optimizers for v in optimizer.variables}
+
+        def agree(variable: Any, new: Any, old: Any) -> Any:
+            if _adds_up(variable):
+                return replicas.sum(new)
+            moves = not variable.trainable and id(variable) not in own and jnp.issubdtype(new.dtype, jnp.floating)
+            return old + replicas.mean(new - old) if moves else new
+
+        return list(map(agree, needs.state, new, old))
+
+    # --- launching
+
+    def _launch(self, needs: Needs, program: CompiledProgram, call: CallArguments) -> Any:
+        replicas = self._place.replicas
+        if self._place.compile_only:
+            return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), program.compiled.out_info[0])
+        slabs = [feed.slab(count, replicas) for feed, count in needs.sent.values()]
+        values = self._values(needs)
+        feeds = [feed for feed, _ in needs.outfeeds.values()]
+        for feed in (*needs.fetched, *feeds):
+            feed.begin(replicas.count)
+        try:
+            call_program: Callable[..., Any] = program.call
+            result, state, taken, visits = call_program(*values, slabs, call.arrays)
+            if needs.visits_host:
+                jax.block_until_ready((result, state, taken, visits))
+        except jax.errors.JaxRuntimeError:
+            systems.settle(replicas.devices)
+            for feed in needs.fetched:
+                if feed.error is not None:
+                    raise feed.error from None
+            raise
+        finally:
+            for feed in feeds:
+                feed.end()
+        for variable, value in zip(needs.state, state, strict=True):
+            self._give(variable, value)
+        for feed, count in zip(needs.fetched, taken, strict=True):
+            feed.end(np.asarray(count))
+        for feed in feeds:
+            if feed.interrupt is not None:
+                raise feed.interrupt
+            feed.check()
+        return jax.tree.map(lambda a: a if replicas.count == 1 else a.addressable_data(0), result)
+
+    def _values(self, needs: Needs) -> tuple[list[Any], list[Any]]:
+        return [self._take(v) for v in needs.state], [self._take(v) for v in needs.constants]
+
+    def _take(self, variable: Any) -> Any:
+        """A variable's value on the devices of all replicas; what is there already is not copied."""
+        value = variable.value
+        if self._place.replicas.count == 1:
+            (device,) = self._place.replicas.devices
+            return value if value.devices() == {device} else jax.device_put(value, device)
+        first, spread = self._spread.get(id(variable), (None, None))
+        if first is not value:
+            spread = jax.device_put(value, self._place.replicas.everywhere())
+            self._spread[id(variable)] = value, spread
+        return spread
+
+    def _give(self, variable: Any, value: Any) -> None:
+        if self._place.replicas.count > 1:
+            spread, value = value, value.addressable_data(0)
+            self._spread[id(variable)] = value, spread
+        variable.assign(value)
+
+    def _slab_shapes(self, needs: Needs) -> list[Tree]:
+        replicas = self._place.replicas
+
+        def shape(count: int, spec: Any) -> Any:
+            sharding = replicas.split(1)
+            if replicas.count == 1:
+                sharding = jax.sharding.SingleDeviceSharding(sharding)
+            return jax.ShapeDtypeStruct((count, replicas.count, *spec.shape), spec.dtype, sharding=sharding)
+
+        return [
+            jax.tree.map(lambda spec, n=count: shape(n, spec), feed.elements.spec)
+            for feed, count in needs.sent.values()
+        ]
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """The arguments of one call: arrays and floats are inputs of the program, everything else is part of it."""
+
+    arrays: list[Any]
+    _structure: Any
+    _static: list[Any]
+    key: Any
+
+    @classmethod
+    def of(cls, args: Any, kwargs: Any) -> CallArguments:
+        """Sort the arguments."""
+        leaves, structure = jax.tree.flatten((tuple(args), dict(kwargs)))
+        arrays, static = [], []
+        for leaf in leaves:
+            dynamic = _is_array(leaf)
+            static.append(_INPUT if dynamic else leaf)
+            if dynamic:
+                arrays.append(_array(leaf))
+        shapes = tuple((a.shape, np.dtype(a.dtype)) for a in arrays)
+        return cls(arrays, structure, static, (structure, shapes, tuple(map(_identity, static))))
+
+    def args(self, arrays: list[Any]) -> Any:
+        """(args, kwargs) with these arrays in place of those given."""
+        inputs = iter(arrays)
+        return jax.tree.unflatten(self._structure, [next(inputs) if s is _INPUT else s for s in self._static])
+
+
+_INPUT = object()
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray | np.generic | jax.Array | float | complex) or (
+        hasattr(leaf, "__array__") and hasattr(leaf, "dtype") and not hasattr(leaf, "assign")
+    )
+
+
+def _array(leaf: Any) -> Any:
+    if isinstance(leaf, float | complex):
+        return jnp.asarray(leaf)
+    array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+    if array.dtype == np.float64:
+        raise TypeError(
+            f"An argument of shape {array.shape} has dtype float64, which devices do not compute in. Give float32: "
+            "`array.astype('float32')`."
+        )
+    return array
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """Equal to what holds the very same object, which it keeps alive."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _identity(leaf: Any) -> Any:
+    """What makes two static arguments the same: their values for plain ones, else that it is the same object."""
+    return (type(leaf), leaf) if isinstance(leaf, int | str | bytes | enum.Enum) else _Same(leaf)
+
+
+def _adds_up(variable: Any) -> bool:
+    """Whether each replica counts on its own: the variables of metrics."""
+    return str(variable.aggregation) == "sum"
+
+
+def _first_value(variable: Any, value: Any, replicas: Any) -> Any:
+    """A variable's value at the start. What adds up goes on from there on the first replica, elsewhere from zero."""
+    if replicas.count == 1 or not _adds_up(variable):
+        return value
+    return jnp.where(replicas.index() == 0, value, jnp.zeros_like(value))
+
+
+def _unknown(variable: Any) -> Any:
+    raise ValueError(
+        f"The function uses the Keras variable {variable.path!r}, which is made anew each time the function is traced. "
+        "Make layers, models, optimizers and metrics outside of the function."
+    )
+
+
+_tracing = threading.RLock()
+"""Tracing changes classes of Keras for as long as it takes, so one thread does it at a time."""
+_programs: KeptPrograms[UserProgram] = KeptPrograms(KEPT)
+
+
+def check_call(fn: Any, args: Any, kwargs: Any) -> None:
+    """Raise an error where `fn(*args, **kwargs)` is not what was meant."""
+    if not callable(fn):
+        raise TypeError(f"A program is to be made of {fn!r}, which cannot be called. Give a function.")
+    if not isinstance(args, tuple | list):
+        raise TypeError(
+            f"The arguments of a program are of type {type(args).__name__}. Give them as a tuple or list, a single one "
+            "as `(x,)`."
+        )
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise TypeError(f"`kwargs` is of type {type(kwargs).__name__}. Give a dict, or None.")
+
+
+def user_program(fn: Callable[..., Any], ordinal: int) -> UserProgram:
+    """The program of `fn` on system number `ordinal`; those used last are kept."""
+    place = placement_on(systems.system(ordinal))
+    key = (fn if isinstance(fn, Hashable) else _Same(fn), ordinal)
+    return _programs.get(place, key, lambda: UserProgram(fn, place, ordinal))

@@ -1,0 +1,94 @@
+"""Settings: a checked, frozen configuration, the form in which the engine sees an `IPUConfig`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import cache_folder
+from .enums import DeviceConnectionType, SelectionOrder
+from .environment import Environment, environment
+from .options import OPTIONS
+from .rules import as_list, check
+from .tree import OptionTree
+
+Request = int | tuple[int, ...]
+"""What one system asks for: that many devices, or the devices with these indices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a configuration means here. Two configurations that differ only in options without effect give equal ones.
+
+    `requests` holds one entry per system: `devices.system(1)` gives the devices of the second.
+    `compiler_options` are what the user asks of XLA by name, and `by_platform` are options (name, value) that set
+    an XLA option on some platforms only; `System.compiler_options` joins the two for the platform that was found.
+    """
+
+    requests: tuple[Request, ...] = (1,)
+    order: SelectionOrder = SelectionOrder.AUTO
+    connection: DeviceConnectionType = DeviceConnectionType.ALWAYS
+    on_cpu: bool = False
+    allow_recompute: bool = False
+    compiler_options: tuple[tuple[str, str], ...] = ()
+    by_platform: tuple[tuple[str, str], ...] = ()
+    dump_folder: Path | None = None
+    executable_cache: cache_folder.Cache | None = None
+    batch_norm_group: int = 1
+
+    @property
+    def device_count(self) -> int:
+        """How many devices must exist for all systems together."""
+        counts = [request for request in self.requests if isinstance(request, int)]
+        indices = [index for request in self.requests if isinstance(request, tuple) for index in request]
+        return max(sum(counts), 1 + max(indices, default=0))
+
+
+def freeze(config: OptionTree, env: Environment | None = None) -> Settings:
+    """Check `config` and give what it means; raise ValueError for the first rule that it breaks."""
+    env = env or environment()
+    check(config, env)
+    connection = config.device_connection.type
+    if connection is DeviceConnectionType.ALWAYS and env.use_on_demand:
+        connection = DeviceConnectionType.ON_DEMAND
+    folder = config.serialization_output_folder
+    return Settings(
+        requests=_requests(config),
+        order=config.selection_order,
+        connection=connection,
+        on_cpu=env.use_ipu_model,
+        allow_recompute=config.allow_recompute,
+        compiler_options=tuple((name, _xla(value)) for name, value in _engine_options(config, env) if _is_xla(name)),
+        by_platform=tuple((name, str(config._values[name])) for name in _changed(config) if OPTIONS[name].xla),
+        dump_folder=Path(folder).expanduser() if folder else None,
+        executable_cache=cache_folder.choose(env.executable_cache),
+        batch_norm_group=config.norms.experimental.distributed_batch_norm_replica_group_size,
+    )
+
+
+def without_effect(config: OptionTree, env: Environment | None = None) -> dict[str, str]:
+    """Give what `config` and the environment ask for in vain on any hardware, and why."""
+    env = env or environment()
+    options = {name: why for name in _changed(config) if (why := OPTIONS[name].no_effect) is not None}
+    poplar = {name: "not an XLA option" for name, _ in _engine_options(config, env) if not _is_xla(name)}
+    return {**options, **poplar, **env.without_effect}
+
+
+def _requests(config: OptionTree) -> tuple[Request, ...]:
+    chosen = tuple(tuple(as_list(system)) for system in as_list(config.select_ipus))
+    return chosen or tuple(as_list(config.auto_select_ipus)) or (1,)
+
+
+def _changed(config: OptionTree) -> list[str]:
+    return [name for name, option in OPTIONS.items() if config._values[name] != option.default]
+
+
+def _engine_options(config: OptionTree, env: Environment) -> list[tuple[str, str]]:
+    return sorted({**config.compilation_poplar_options, **env.engine_options}.items())
+
+
+def _is_xla(name: str) -> bool:
+    return name.startswith("xla_")
+
+
+def _xla(value: str) -> str:
+    """XLA reads "True" and "False" only, while the options of the original are written in small letters."""
+    return value.capitalize() if value.lower() in ("true", "false") else value

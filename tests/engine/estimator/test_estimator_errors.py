@@ -1,0 +1,569 @@
+"""What estimators refuse, each with the numbers or names and a remedy."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import replace
+
+import openipu as ipu
+from openipu.estimator import (
+    EstimatorSpec,
+    EvalSpec,
+    IPUEstimator,
+    IPUEstimatorSpec,
+    IPULoggingTensorHook,
+    IPURunConfig,
+    ModeKeys,
+    RunConfig,
+    SessionRunArgs,
+    SessionRunHook,
+    TrainSpec,
+    WarmStartSettings,
+    get_global_step,
+    train_and_evaluate,
+)
+
+import keras
+import numpy as np
+import pytest
+
+import zoo
+from estimators import X, Y, adam, cross_entropy, estimator, looped, model_fn, once, run_config
+
+pytestmark = zoo.KERAS_WARNINGS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def configured():
+    run_config().ipu_run_config.ipu_options.configure_ipu_system()
+
+
+def options(count):
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = count
+    return config
+
+
+def dense(features, labels, mode, **spec):
+    """The smallest model_fn; the spec can be changed, None leaves a part out."""
+    logits = keras.layers.Dense(3)(features)
+    loss = cross_entropy(labels, logits)
+    parts = {"loss": loss, "predictions": logits, "eval_metric_ops": {}}
+    if mode == ModeKeys.TRAIN:
+        parts["train_op"] = adam().minimize(loss)
+    parts |= {name: value(parts) if callable(value) else value for name, value in spec.items()}
+    return IPUEstimatorSpec(mode, **parts)
+
+
+def with_spec(**spec):
+    return lambda features, labels, mode: dense(features, labels, mode, **spec)
+
+
+def train(tmp_path, function, steps=4, input_fn=None, **settings):
+    return IPUEstimator(function, tmp_path, run_config(**settings)).train(input_fn or looped(), steps=steps)
+
+
+# --- run configs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "settings"),
+    [
+        (
+            ValueError,
+            r"asks for 2 devices \(2 replicas times 1 shards\), but `ipu_options` is None",
+            {"num_replicas": 2},
+        ),
+        (ValueError, r"asks for 2 devices \(1 replicas times 2 shards\), but `ipu_options` is None", {"num_shards": 2}),
+        (TypeError, "`ipu_options` is a dict", {"ipu_options": {}}),
+        (ValueError, "`ordinal` is 2, but only 2 system", {"ipu_options": options([1, 2]), "ordinal": 2}),
+        (
+            ValueError,
+            r"asks for 4 devices \(2 replicas times 2 shards\), but `ipu_options` configures 2",
+            {"ipu_options": options(2), "num_replicas": 2, "num_shards": 2},
+        ),
+        (ValueError, "`iterations_per_loop` is 0", {"iterations_per_loop": 0}),
+        (ValueError, "`num_replicas` is 1.5", {"num_replicas": 1.5}),
+        (ValueError, "`ordinal` is -1", {"ordinal": -1}),
+        (ValueError, "`prefetch_depth` is 0", {"prefetch_depth": 0}),
+    ],
+)
+def test_ipu_run_config(error, message, settings):
+    with pytest.raises(error, match=message):
+        IPURunConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "settings"),
+    [
+        (TypeError, "`ipu_run_config` is a dict", {"ipu_run_config": {}}),
+        (TypeError, "has no argument 'save_every'", {"save_every": 3}),
+        (ValueError, "Give one of them", {"save_checkpoints_steps": 3, "save_checkpoints_secs": 3}),
+        (ValueError, "`save_checkpoints_steps` is 0", {"save_checkpoints_steps": 0}),
+        (ValueError, "`save_checkpoints_secs` is -1", {"save_checkpoints_secs": -1}),
+        (ValueError, "`save_summary_steps` is 0", {"save_summary_steps": 0}),
+        (ValueError, "`keep_checkpoint_max` is -1", {"keep_checkpoint_max": -1}),
+        (NotImplementedError, "`train_distribute` is set", {"train_distribute": object()}),
+        (
+            NotImplementedError,
+            "`iterations_per_loop` = 2",
+            {"train_distribute": object(), "ipu_run_config": IPURunConfig(2)},
+        ),
+    ],
+)
+def test_run_config(error, message, settings):
+    with pytest.raises(error, match=message):
+        RunConfig(**settings)
+
+
+def test_options_without_effect_are_named_once(caplog, monkeypatch):
+    monkeypatch.setattr("openipu._validate._named", set())
+    for _ in range(2):
+        RunConfig(protocol="grpc", session_config=object())
+        IPURunConfig(prefetch_depth=3)
+    for name in ("RunConfig.protocol", "RunConfig.session_config", "IPURunConfig.prefetch_depth"):
+        assert caplog.text.count(f"{name} (") == 1
+    config = RunConfig(save_checkpoints_steps=5, log_step_count_steps=None).replace(tf_random_seed=3)
+    assert (config.save_checkpoints_steps, config.save_checkpoints_secs, config.tf_random_seed) == (5, None, 3)
+    assert config.log_step_count_steps is None
+
+
+def test_chosen_devices_are_counted_when_a_run_begins(tmp_path):
+    chosen = ipu.config.IPUConfig()
+    chosen.select_ipus = [[0, 1]]
+    config = RunConfig(IPURunConfig(4, chosen))
+    try:
+        with pytest.raises(ValueError, match=r"asks for 1 devices .* but `ipu_options` configures 2"):
+            IPUEstimator(with_spec(), tmp_path, config).train(looped(), steps=4)
+    finally:
+        run_config().ipu_run_config.ipu_options.configure_ipu_system()
+
+
+# --- making an estimator ---------------------------------------------------------------------------------------------
+
+
+def no_features(labels):
+    return labels
+
+
+def extra(features, labels, weights):
+    return features, labels, weights
+
+
+def plain(features):
+    return features
+
+
+@pytest.mark.parametrize(
+    ("message", "function", "settings"),
+    [
+        ("`config` is a dict", model_fn, {"config": {}}),
+        ("`params` is a list", model_fn, {"params": [1]}),
+        ("'input_fn', which is reserved", model_fn, {"params": {"input_fn": 1}}),
+        ("'batch_size', which `eval_batch_size` sets", model_fn, {"params": {"batch_size": 1}, "eval_batch_size": 2}),
+        ("`train_batch_size` is 0", model_fn, {"train_batch_size": 0}),
+        (r"`predict_batch_size` \(3\) must be divisible .* \(1 \* 2\)", model_fn, {"predict_batch_size": 3}),
+        ("`model_fn` is a int", 3, {}),
+        ("It must have `features`", no_features, {}),
+        ("has the argument 'weights'", extra, {}),
+        ("model_fn has no argument `params`", plain, {"params": {"a": 1}}),
+        ("that of `config` is 'other'", model_fn, {"config": RunConfig(model_dir="other")}),
+    ],
+)
+def test_making_one(message, function, settings, tmp_path):
+    settings = {"config": run_config(2), **settings}
+    with pytest.raises(ValueError, match=message):
+        IPUEstimator(function, tmp_path, **settings)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        (ValueError, "Give exactly one of them", lambda e: e.train(looped())),
+        (ValueError, "Give exactly one of them", lambda e: e.train(looped(), steps=4, max_steps=4)),
+        (ValueError, r"`steps` \(6\) must be a multiple of .* \(4\), .* Give 8", lambda e: e.train(looped(), steps=6)),
+        (ValueError, r"`steps` \(6\) must be a multiple", lambda e: e.evaluate(looped(), steps=6)),
+        (ValueError, "`max_steps` is 0", lambda e: e.train(looped(), max_steps=0)),
+        (ValueError, "`num_predictions` is 0", lambda e: e.predict(looped(), num_predictions=0)),
+        (ValueError, "counts examples", lambda e: e.predict(looped(), yield_single_examples=False, num_predictions=3)),
+        (TypeError, "`input_fn` is a ndarray", lambda e: e.train(X, steps=4)),
+        (TypeError, "A hook is a int", lambda e: e.train(looped(), hooks=[3], steps=4)),
+        (TypeError, "`hooks` is a int. Give a list", lambda e: e.train(looped(), hooks=3, steps=4)),
+        (TypeError, "`hooks` is a int. Give a list", lambda e: e.evaluate(looped(), hooks=3, steps=4)),
+        (TypeError, "`hooks` is a int. Give a list", lambda e: e.predict(looped(), hooks=3)),
+        (TypeError, "`saving_listeners` is a int", lambda e: e.train(looped(), saving_listeners=3, steps=4)),
+        (TypeError, "A saving listener is a int", lambda e: e.train(looped(), steps=4, saving_listeners=[3])),
+        (ValueError, "There is no checkpoint", lambda e: e.get_variable_names()),
+        (FileNotFoundError, "There is no checkpoint", lambda e: e.evaluate(once(), checkpoint_path="/nowhere")),
+        (TypeError, "`eval_spec` is a int", lambda e: train_and_evaluate(e, TrainSpec(looped(), 4), 3)),
+        (TypeError, "`input_fn` is a int", lambda e: train_and_evaluate(e, TrainSpec(3, 4), EvalSpec(once()))),
+        (ValueError, "`throttle_secs` is -1", lambda _: EvalSpec(once(), throttle_secs=-1)),
+    ],
+)
+def test_calling_one(error, message, call, tmp_path):
+    with pytest.raises(error, match=message):
+        call(estimator(tmp_path))
+
+
+def test_a_global_batch_needs_params(tmp_path):
+    one = IPUEstimator(model_fn, tmp_path, run_config(), train_batch_size=8)
+    with pytest.raises(ValueError, match="input_fn must take an argument `params`"):
+        one.train(looped(), steps=4)
+
+
+# --- input_fn --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "input_fn"),
+    [
+        ("returned a value of type tuple. Return a dataset", lambda: (X, Y)),
+        ("returned a value of type ndarray", lambda: X),
+        ("returned a value of type NoneType", lambda: None),
+        ("tuples of 3 elements", lambda: [(X, Y, Y)]),
+        ("gave 0 batches", lambda: iter(())),
+        ("a float of shape .* where a batch belongs", lambda: [(1.0, 2.0)]),
+    ],
+)
+def test_input_fn(message, input_fn, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        train(tmp_path, with_spec(), input_fn=input_fn)
+
+
+# --- model_fn and its spec -------------------------------------------------------------------------------------------
+
+
+def unlabelled(features, mode):
+    return dense(features, Y[:16], mode)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "function"),
+    [
+        (ValueError, "model_fn has no argument `labels`", unlabelled),
+        (ValueError, "returned a tensor", lambda features, labels: features),  # noqa: ARG005
+        (ValueError, "has no `loss`", with_spec(loss=None)),
+        (ValueError, "has no `train_op`", with_spec(train_op=None)),
+        (ValueError, r"`loss` has shape \(16, 3\)", with_spec(loss=lambda p: p["predictions"])),
+        (ValueError, "holds 0 records .* and a int", with_spec(train_op=3)),
+        (ValueError, "holds 2 records", with_spec(train_op=lambda p: [p["train_op"]] * 2)),
+        (ValueError, "spec for 'eval'", lambda features, labels: dense(features, labels, ModeKeys.EVAL)),
+        (ValueError, "`mode` is 'trian'", lambda features, labels: dense(features, labels, "trian")),
+        (ValueError, "`iterations_per_loop` is 4", with_spec(host_call=lambda p: (print, [p["loss"]]))),
+        (TypeError, "`host_call` is a list", with_spec(host_call=[print, []])),
+        (ValueError, "`host_call` has 1 elements", with_spec(host_call=(print,))),
+        (TypeError, "first element of `host_call` is a int", with_spec(host_call=(1, []))),
+        (TypeError, "second element of `host_call` is a dict", with_spec(host_call=(print, {}))),
+        (TypeError, "`eval_metrics` is a dict", with_spec(eval_metrics={})),
+        (TypeError, "second element of `eval_metrics` is a tuple", with_spec(eval_metrics=(print, ()))),
+    ],
+)
+def test_specs(error, message, function, tmp_path):
+    with pytest.raises(error, match=message):
+        train(tmp_path, function)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "spec"),
+    [
+        (ValueError, "0 of `eval_metric_ops`", {"eval_metric_ops": None}),
+        (ValueError, "2 of `eval_metric_ops`", {"eval_metrics": (dict, [])}),
+        (TypeError, "`eval_metric_ops` is a list", {"eval_metric_ops": []}),
+        (ValueError, "A metric is called 'loss'", {"eval_metric_ops": lambda p: {"loss": p["loss"]}}),
+        (TypeError, "'a' is a tuple without a Keras metric", {"eval_metric_ops": lambda p: {"a": (p["loss"],)}}),
+        (ValueError, r"'a' has shape \(16, 3\)", {"eval_metric_ops": lambda p: {"a": p["predictions"]}}),
+        (ValueError, "did not update the metric 'a'", {"eval_metric_ops": lambda _: {"a": keras.metrics.Mean()}}),
+    ],
+)
+def test_evaluation_specs(error, message, spec, tmp_path):
+    with pytest.raises(error, match=message):
+        IPUEstimator(with_spec(**spec), tmp_path, run_config()).evaluate(once())
+
+
+def test_host_functions_return_what_they_should(tmp_path):
+    host = with_spec(host_call=lambda p: (lambda _: "text", [p["loss"]]))
+    with pytest.raises(TypeError, match="`host_call` returned a str"):
+        train(tmp_path, host, iterations=1)
+    no_dict = with_spec(eval_metric_ops=None, eval_metrics=lambda p: (lambda _: 3.0, [p["loss"]]))
+    with pytest.raises(TypeError, match="`eval_metrics` returned a float"):
+        IPUEstimator(no_dict, tmp_path, run_config()).evaluate(once(rows=16))
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "logs"),
+    [
+        (ValueError, "A metric is called 'loss'", {"loss": 5.0}),
+        (ValueError, "A metric is called 'global_step'", {"global_step": 5}),
+        (TypeError, "returned a tuple as 'shape'", {"shape": (16, 3)}),
+        (TypeError, "returned a str as 'a'", {"a": "text"}),
+    ],
+)
+def test_metrics_of_host_functions(error, message, logs, tmp_path):
+    fn = with_spec(eval_metric_ops=None, eval_metrics=lambda p: (lambda _: logs, [p["loss"]]))
+    with pytest.raises(error, match=message):
+        IPUEstimator(fn, tmp_path, run_config()).evaluate(once(rows=16))
+
+
+def test_shapes_that_change_in_the_midst_of_the_data(tmp_path):
+    def batches():
+        yield X[:16], Y[:16]
+        yield X[16:32, :5], Y[16:32]
+
+    with pytest.raises(ValueError, match=r"shape \(N, 6\), \(N\) first and of \(N, 5\), \(N\) now.*pad or cut"):
+        estimator(tmp_path).train(batches, steps=4)
+
+
+def test_export(tmp_path):
+    one = estimator(tmp_path)
+    for export in (one.export_saved_model, one.experimental_export_all_saved_models):
+        with pytest.raises(NotImplementedError, match=r"`get_variable_value` reads .* call `model.export`"):
+            export("folder", serving_input_receiver_fn=None)
+
+
+def test_predictions_have_a_row_per_example(tmp_path):
+    def fn(features):
+        return IPUEstimatorSpec(ModeKeys.PREDICT, predictions={"mean": keras.ops.mean(features)})
+
+    with pytest.raises(ValueError, match=r"shape \(\) for a batch of 16 examples"):
+        next(IPUEstimator(fn, tmp_path, run_config()).predict(once()))
+
+
+def test_prediction_keys(tmp_path):
+    def fn(features, mode):
+        return EstimatorSpec(mode, predictions={"a": features})
+
+    one = IPUEstimator(fn, tmp_path, run_config())
+    with pytest.raises(ValueError, match="There is no prediction 'b'"):
+        next(one.predict(once(rows=16), predict_keys=["b"]))
+    assert next(one.predict(once(rows=16), predict_keys="a"))["a"].shape == (6,)
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+def test_replicas_need_a_reducing_optimizer(tmp_path):
+    with pytest.raises(ValueError, match=r"on 2 replicas .* 'adam' does not. Wrap it in .*CrossReplicaOptimizer"):
+        train(tmp_path, with_spec(), replicas=2)
+
+
+def test_an_execution_holds_whole_updates(tmp_path):
+    def accumulating():
+        return ipu.optimizers.GradientAccumulationOptimizerV2(adam(), 3)
+
+    with pytest.raises(RuntimeError, match="`iterations_per_loop` is 4, which is not a multiple of the 3"):
+        estimator(tmp_path, optimizer=accumulating).train(looped(), steps=4)
+
+
+def test_the_global_step_is_counted_by_the_estimator(tmp_path):
+    def fn(features, labels, mode):
+        loss = cross_entropy(labels, keras.layers.Dense(3)(features))
+        return EstimatorSpec(mode, loss=loss, train_op=adam().minimize(loss, global_step=get_global_step()))
+
+    with pytest.raises(ValueError, match="`minimize` was given `global_step`"):
+        train(tmp_path, fn)
+    with pytest.raises(RuntimeError, match="`get_global_step` belongs into a model_fn"):
+        get_global_step()
+
+
+def test_layers_from_outside(tmp_path):
+    outside, moving = keras.layers.Dense(3), keras.layers.BatchNormalization()
+    outside.build((None, 6))
+    moving.build((None, 6))
+    moving.trainable = False
+
+    def trains(features, labels, mode):
+        return dense(outside(features), labels, mode)
+
+    def moves(features, labels, mode):
+        moving.moving_mean.assign(features[0])
+        return dense(features, labels, mode)
+
+    def nothing(features, labels, mode):
+        loss = cross_entropy(labels, features)
+        return EstimatorSpec(mode, loss=loss, train_op=adam().minimize(loss))
+
+    def from_data(features, labels, mode):
+        keras.Variable(features[0])
+        return dense(features, labels, mode)
+
+    for function, message in [
+        (trains, "uses the trainable variable 'dense/kernel'"),
+        (moves, "changes the variable 'batch_normalization/moving_mean'"),
+        (nothing, "has 0 variables to train"),
+        (from_data, "made from a value that is computed inside model_fn"),
+    ]:
+        with pytest.raises(ValueError, match=message.replace("dense/", r"dense\w*/").replace("tion/", r"tion\w*/")):
+            train(tmp_path, function)
+    outside.trainable = False
+    train(tmp_path, trains)
+
+
+def test_modes_with_other_variables(tmp_path):
+    def fn(features, labels, mode):
+        if mode == ModeKeys.EVAL:
+            features = keras.layers.Dense(5)(features)
+        return dense(features, labels, mode)
+
+    one = train(tmp_path, fn)
+    difference = (
+        r"weight 0 was 'dense/kernel' float32\[6, 3\] for 'train' and is 'dense/kernel' float32\[6, 5\] for 'eval'"
+    )
+    with pytest.raises(ValueError, match=difference):
+        one.evaluate(once())
+    # In a new process, only the checkpoint knows.
+    with pytest.raises(ValueError, match=r"weight 0 is 'dense/kernel' \[6, 3\] there and 'dense/kernel' \[6, 5\] for"):
+        IPUEstimator(fn, tmp_path, run_config()).evaluate(once())
+
+
+def test_a_model_fn_that_changes_its_mind(tmp_path):
+    calls = []
+
+    def fn(features, labels, mode):
+        calls.append(mode)
+        return dense(keras.layers.Dense(len(calls))(features), labels, mode)
+
+    with pytest.raises(ValueError, match=r"variable 0 was 'dense/kernel' float32\[6, 1\] when it was called before"):
+        train(tmp_path, fn)
+
+
+def test_another_optimizer_than_the_checkpoint(tmp_path):
+    estimator(tmp_path).train(looped(), steps=4)
+    with pytest.raises(ValueError, match="the first difference is 'sgd/iteration'"):
+        estimator(tmp_path, optimizer=lambda: keras.optimizers.SGD(0.1)).train(looped(), steps=4)
+    params = {"optimizer": adam}
+    for settings, message in [
+        (WarmStartSettings(tmp_path, "conv"), "No weight of model_fn matches 'conv'. They are called dense/kernel"),
+        (WarmStartSettings(tmp_path, ["dense", "conv"]), "No weight of model_fn matches 'conv'. They are called dense"),
+        (tmp_path / "elsewhere", "There is no checkpoint"),
+    ]:
+        one = IPUEstimator(model_fn, tmp_path / "new", run_config(), params, warm_start_from=settings)
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            one.train(looped(), steps=4)
+    wider = {"optimizer": adam, "net": lambda x: keras.layers.Dense(9)(x)[:, :3]}
+    one = IPUEstimator(model_fn, tmp_path / "new", run_config(), wider, warm_start_from=tmp_path)
+    with pytest.raises(ValueError, match=r"'dense/kernel' of shape \(6, 9\) is of shape \(6, 8\) in the checkpoint"):
+        one.train(looped(), steps=4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ((3,), "The checkpoint to warm-start from is a int. Give a `model_dir`"),
+        (("x", [1]), r"`vars_to_warm_start` is \[1\]. Give a regular expression"),
+        (("x", []), r"`vars_to_warm_start` is \[\]. Give a regular expression"),
+        (("x", None), "`vars_to_warm_start` is None. Give a regular expression"),
+        (("x", "dense("), r"`vars_to_warm_start` has 'dense\(', which is no regular expression: missing"),
+    ],
+)
+def test_wrong_warm_starts(settings, message):
+    with pytest.raises(ValueError, match=message):
+        WarmStartSettings(*settings)
+
+
+@pytest.mark.parametrize("name", ["training_hooks", "training_chief_hooks", "evaluation_hooks", "prediction_hooks"])
+def test_hooks_are_lists(name):
+    with pytest.raises(TypeError, match=f"`{name}` is a int. Give a list, also for a single one."):
+        EstimatorSpec("train", loss=1.0, **{name: 3})
+
+
+def test_what_is_no_path(tmp_path):
+    with pytest.raises(ValueError, match="The checkpoint to warm-start from is a int"):
+        IPUEstimator(model_fn, tmp_path, run_config(), {}, warm_start_from=3)
+    with pytest.raises(ValueError, match="`model_dir` is a int"):
+        IPUEstimator(model_fn, 3, run_config(), {})
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"`model_dir` is '.*file', which is a file. Give a folder."):
+        estimator(tmp_path / "file")
+    with pytest.raises(
+        PermissionError, match=r"`model_dir` is '.*folder', where nothing can be saved: .* Give a folder"
+    ):
+        estimator(tmp_path / "file" / "folder").train(looped(), steps=4)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "eval").touch()
+    assert estimator(tmp_path / "run").evaluate(once())["global_step"] == 0, "without event files"
+    assert f"Event files could not be written in {tmp_path / 'run' / 'eval'}" in caplog.text
+
+
+def test_a_full_disk_ends_no_training(tmp_path, caplog):
+    one = estimator(tmp_path, iterations=1, save_summary_steps=1)
+    one.train(looped(), steps=1)
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, hard))
+    try:
+        one.train(looped(), steps=30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
+    said = [
+        record.getMessage() for record in caplog.records if record.name == "openipu" and record.levelname == "ERROR"
+    ]
+    assert [message.split(" could")[0] for message in said] == ["Event files", "Checkpoint 31"], "each once"
+    one.train(looped(), steps=1)
+    assert one.latest_checkpoint() == str(tmp_path / "checkpoints" / "2"), "and all is well again"
+
+
+# --- hooks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "settings"),
+    [
+        ("Give exactly one of them", {}),
+        ("Give exactly one of them", {"every_n_iter": 1, "every_n_secs": 1}),
+        ("`every_n_secs` is 0", {"every_n_secs": 0}),
+        ("`every_n_iter` is 0", {"every_n_iter": 0}),
+        ("`logging_mode` is 'ALL'", {"every_n_iter": 1, "logging_mode": "ALL"}),
+    ],
+)
+def test_making_a_logging_hook(message, settings):
+    with pytest.raises(ValueError, match=message):
+        IPULoggingTensorHook(**settings)
+
+
+def test_logging_hooks(tmp_path):
+    def with_log(log):
+        def fn(features, labels, mode):
+            hook = IPULoggingTensorHook(every_n_iter=1)
+            spec = dense(features, labels, mode)
+            log(hook, features)
+            return replace(spec, training_hooks=[hook])
+
+        return fn
+
+    def twice(hook, features):
+        hook.log(features)
+        hook.log(features)
+
+    def every_row(hook, features):
+        hook.log(features)
+
+    def ragged():
+        yield X[:16], Y[:16]
+        yield X[:7], Y[:7]
+
+    for error, message, log, input_fn in [
+        (RuntimeError, "`log` was called twice", twice, None),
+        (TypeError, "'a' is a float. Log tensors", lambda hook, _: hook.log({"a": 1.0}), None),
+        (RuntimeError, r"has nothing to log. Call its `log\(tensors\)`", lambda *_: None, None),
+        (ValueError, r"has shape \(7, 6\) for the last, smaller batch of the data and \(16, 6\)", every_row, ragged),
+    ]:
+        with pytest.raises(error, match=message):
+            train(tmp_path, with_log(log), input_fn=input_fn)
+    with pytest.raises(RuntimeError, match="belongs into a model_fn"):
+        IPULoggingTensorHook(every_n_iter=1).log(np.ones(3))
+
+
+def test_hooks_ask_for_what_there_is(tmp_path):
+    class Asks(SessionRunHook):
+        def before_run(self, run_context):
+            assert run_context.global_step == 0
+            return SessionRunArgs("accuracy")
+
+    one = IPUEstimator(with_spec(), tmp_path, run_config())
+    with pytest.raises(ValueError, match="asks for 'accuracy', but an execution gives 'global_step', 'loss'"):
+        one.train(looped(), hooks=[Asks()], steps=4)

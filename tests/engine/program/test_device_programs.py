@@ -1,0 +1,621 @@
+"""Functions as device programs: what they compute, what they change, how often they are compiled, what they refuse."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import openipu as ipu
+from openipu.engine.program.user_program import user_program
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+from replication import SYSTEMS, configure_all, strategy
+from zoo import KERAS_WARNINGS
+
+DEVICE = "/device:IPU:0"
+pytestmark = KERAS_WARNINGS
+
+
+@pytest.fixture(autouse=True, scope="module")
+def systems():
+    configure_all()
+
+
+@pytest.fixture
+def one() -> Any:
+    return strategy(1)
+
+
+def compiled(fn: Any, replicas: int = 1) -> int:
+    """How many programs were compiled for a function."""
+    return len(user_program(fn, SYSTEMS.index(replicas)).programs)
+
+
+def batches(count: int, rows: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(0).normal(size=(count, rows, 3)).astype("float32")
+    return x, x.sum(-1, keepdims=True) ** 2
+
+
+def small_model(dropout: float = 0.0, *, normalized: bool = False) -> Any:
+    keras.utils.set_random_seed(3)
+    layers = [keras.Input((3,)), keras.layers.Dense(5, activation="tanh"), keras.layers.Dropout(dropout)]
+    layers += [keras.layers.BatchNormalization()] if normalized else []
+    return keras.Sequential([*layers, keras.layers.Dense(1)])
+
+
+def mse(model: Any, x: Any, y: Any) -> Any:
+    return keras.ops.mean(keras.ops.square(model(x, training=True) - y))
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def test_run_gives_what_the_function_gives_and_compiles_once(one):
+    def add(a, b=1.0, *, more):
+        return {"sum": a + b, "more": [more, (a,)]}
+
+    for value in range(3):
+        result = one.run(add, (np.float32(value),), {"b": 2.5, "more": np.ones(2, "int32")})
+        assert float(result["sum"]) == value + 2.5
+        np.testing.assert_array_equal(result["more"][0], [1, 1])
+        assert float(result["more"][1][0]) == value
+    assert compiled(add) == 1
+    one.run(add, (np.ones(3, "float32"),), {"more": np.ones(2, "int32")})
+    assert compiled(add) == 2, "another shape is another program"
+
+
+def test_whole_numbers_and_objects_are_part_of_the_program(one):
+    def power(x, exponent, how):
+        return how(x) ** exponent if isinstance(exponent, int) else None
+
+    assert float(one.run(power, (2.0, 3, jnp.negative))) == -8
+    assert float(one.run(power, (3.0, 3, jnp.negative))) == -27
+    assert compiled(power) == 1
+    assert float(one.run(power, (3.0, 2, jnp.negative))) == 9
+    assert compiled(power) == 2
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_replicas_run_one_program_and_the_first_one_answers(replicas):
+    def program(x):
+        index = ipu.replication_ops.replication_index()
+        return index, ipu.cross_replica_ops.cross_replica_sum(x * (1.0 + index))
+
+    index, total = strategy(replicas).run(program, (np.float32(2),))
+    assert int(index) == 0
+    assert float(total) == 2 * sum(range(1, replicas + 1))
+
+
+def test_run_inside_run_is_part_of_the_same_program(one):
+    def inner(x):
+        return 2 * x
+
+    assert float(one.run(lambda x: one.run(inner, (x,)) + 1, (3.0,))) == 7
+    assert compiled(inner) == 0
+
+
+# --- variables -------------------------------------------------------------------------------------------------------
+
+
+def test_variables_are_read_and_assigned_without_a_new_program(one):
+    counter, factor = keras.Variable(0.0), keras.Variable(2.0)
+
+    def count(x):
+        counter.assign(counter + factor * x)
+        return counter.value
+
+    assert float(one.run(count, (1.0,))) == 2
+    assert float(one.run(count, (2.0,))) == float(counter.value) == 6
+    factor.assign(10.0)
+    assert float(one.run(count, (1.0,))) == 16
+    assert compiled(count) == 1
+
+
+def test_an_error_while_tracing_leaves_variables_alone(one):
+    counter = keras.Variable(1.0)
+
+    def fails():
+        counter.assign(5.0)
+        raise ArithmeticError("mine")
+
+    with pytest.raises(ArithmeticError, match="mine"):
+        one.run(fails)
+    assert float(counter.value) == 1
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_training_equals_fit(replicas):
+    x, y = batches(12 * replicas)
+    with strategy(replicas).scope():
+        model, optimizer = small_model(0.3, normalized=False), keras.optimizers.Adam(0.01)
+        optimizer = ipu.optimizers.CrossReplicaOptimizer(optimizer)
+        infeed = ipu.ipu_infeed_queue.IPUInfeedQueue(lambda: zip(x, y, strict=True))
+    metric = keras.metrics.Mean()
+
+    def step(x, y):
+        loss = ipu.training.minimize(optimizer, lambda: mse(model, x, y), model.trainable_variables)
+        metric.update_state(loss)
+
+    def train(steps):
+        ipu.loops.repeat(steps, step, [], infeed)
+
+    for _ in range(2):
+        strategy(replicas).run(train, (6,))
+    assert compiled(train, replicas) == 1
+
+    plain = small_model(0.3)
+    plain.compile(keras.optimizers.Adam(0.01), "mse")
+    history = plain.fit(x.reshape(-1, 3), y.reshape(-1, 1), batch_size=4 * replicas, shuffle=False, verbose=0)
+    for a, b in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(metric.result(), history.history["loss"][0], rtol=1e-5)
+    assert int(optimizer.iterations.value) == 12
+
+
+def test_moving_statistics_and_metrics_agree_over_replicas():
+    x, y = batches(8)
+    with strategy(2).scope():
+        model = small_model(normalized=True)
+        infeed = ipu.ipu_infeed_queue.IPUInfeedQueue(lambda: zip(x, y, strict=True))
+    metric, begun = keras.metrics.Sum(), keras.metrics.Sum()
+    begun.update_state(100.0)
+
+    def step(x, y):
+        model(x, training=True)
+        metric.update_state(y)
+        begun.update_state(1.0)
+
+    strategy(2).run(lambda: ipu.loops.repeat(4, step, [], infeed))
+    np.testing.assert_allclose(metric.result(), y.sum(), rtol=1e-5)
+    assert float(begun.result()) == 100 + 8
+    # Each replica saw every other batch; a moving mean is linear in what it sees.
+    first = small_model(normalized=True)
+    second = small_model(normalized=True)
+    for i in range(0, 8, 2):
+        first(x[i], training=True)
+        second(x[i + 1], training=True)
+    for mine, a, b in zip(
+        model.layers[2].non_trainable_variables,
+        first.layers[2].non_trainable_variables,
+        second.layers[2].non_trainable_variables,
+        strict=True,
+    ):
+        np.testing.assert_allclose(mine.value, (a.value + b.value) / 2, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_are_summed_over_replicas_as_in_fit():
+    def train(replicas):
+        weight = keras.Variable(1.0)
+        optimizer = keras.optimizers.SGD(0.1)
+
+        def step():
+            [slope] = ipu.training.gradients(lambda: 3.0 * weight, [weight])
+            optimizer.apply_gradients([(slope, weight)])
+
+        strategy(replicas).run(step)
+        return float(weight.value)
+
+    assert train(1) == pytest.approx(0.7)
+    assert train(4) == pytest.approx(1 - 4 * 0.3)
+
+
+def test_what_is_built_inside_the_function_is_built_once(one):
+    model, optimizer = keras.Sequential([keras.layers.Dense(2)]), keras.optimizers.Adam()
+
+    def step(x):
+        return ipu.training.minimize(optimizer, lambda: keras.ops.sum(model(x)), lambda_variables(model, x))
+
+    def lambda_variables(model, x):
+        model(x)
+        return model.trainable_variables
+
+    first = one.run(step, (np.ones((2, 3), "float32"),))
+    second = one.run(step, (np.ones((2, 3), "float32"),))
+    assert float(second) < float(first)
+    assert model.built
+    assert compiled(step) == 1
+
+
+def test_jax_gradients_over_stateless_calls_work_too(one):
+    x, y = batches(1)
+    model, optimizer = small_model(), keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+
+    def step(x, y):
+        def loss(trainable):
+            outputs, _ = model.stateless_call(trainable, [v.value for v in model.non_trainable_variables], x)
+            return jnp.mean((outputs - y) ** 2)
+
+        value, slopes = jax.value_and_grad(loss)([v.value for v in model.trainable_variables])
+        optimizer.apply(slopes)
+        return value
+
+    values = [float(one.run(step, (x[0], y[0]))) for _ in range(3)]
+    assert values[2] < values[1] < values[0]
+
+
+def test_a_scaled_loss_is_applied_unscaled_and_overflow_is_skipped(one):
+    weight = keras.Variable(1.0)
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=1024.0)
+
+    def step(slope):
+        return ipu.training.minimize(optimizer, lambda: weight * slope, [weight])
+
+    assert float(one.run(step, (0.5,))) == 0.5
+    assert float(weight.value) == pytest.approx(0.75)
+    one.run(step, (float("inf"),))
+    assert float(weight.value) == pytest.approx(0.75)
+    assert float(optimizer.dynamic_scale.value) == 512
+
+
+def test_training_helpers_work_outside_of_programs():
+    weight, seen = keras.Variable(3.0), keras.Variable(0.0)
+
+    def loss():
+        seen.assign(seen + 1.0)
+        return weight * weight
+
+    (value, extra), [slope] = ipu.training.value_and_gradients(lambda: (loss(), {"x": 2}), [weight], has_aux=True)
+    assert (float(value), int(extra["x"]), float(slope)) == (9, 2, 6)
+    assert [float(g) for g in ipu.training.gradients(loss, [weight])] == [6]
+    assert float(ipu.training.minimize(keras.optimizers.SGD(0.5), loss, [weight])) == 9
+    assert float(weight.value) == 0
+    assert float(seen.value) == 3
+
+
+def test_convolutions_in_a_loop_with_feeds(one):
+    x = np.random.default_rng(1).normal(size=(3, 2, 6, 6, 1)).astype("float32")
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((6, 6, 1)), keras.layers.Conv2D(4, 3), keras.layers.MaxPooling2D(), keras.layers.Flatten()]
+    )
+    plain = keras.models.clone_model(model)
+    plain.set_weights(model.get_weights())
+    optimizer = keras.optimizers.SGD(0.1)
+    with one.scope():
+        infeed, outfeed = ipu.ipu_infeed_queue.IPUInfeedQueue(x), ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+
+    def step(x):
+        loss = ipu.training.minimize(
+            optimizer, lambda: keras.ops.mean(keras.ops.square(model(x))), model.trainable_variables
+        )
+        outfeed.enqueue(loss)
+
+    one.run(lambda: ipu.loops.repeat(3, step, [], infeed))
+    plain.compile(keras.optimizers.SGD(0.1), "mse")
+    expected = [plain.train_on_batch(batch, np.zeros((2, 16), "float32")) for batch in x]
+    got = outfeed.dequeue()
+    np.testing.assert_allclose(got[0], expected[0], rtol=1e-5)
+    for a, b in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+# --- loops -----------------------------------------------------------------------------------------------------------
+
+
+def test_results_of_loops(one):
+    assert float(one.run(lambda: ipu.loops.repeat(5, lambda x: 2 * x, [1.0]))) == 32
+    assert float(one.run(lambda: ipu.loops.repeat(5, lambda x: 2 * x, 1.0))) == 32
+    a, b = one.run(lambda: ipu.loops.repeat(5, lambda x, n: (x * n, n + 1), [1.0, np.int32(1)]))
+    assert (float(a), int(b)) == (120, 6)
+    plain = [jnp.float16(2), np.float32(2), np.uint8(2)]
+    assert [a.dtype.name for a in one.run(lambda: ipu.loops.repeat(2, lambda *_: (0.5, 1, 3), plain))] == [
+        "float16",
+        "float32",
+        "uint8",
+    ], "Python's numbers take the dtype of what went in"
+    nothing = one.run(lambda: ipu.loops.repeat(2, lambda: None))
+    assert jax.tree.leaves(nothing) == []
+    tree = one.run(lambda: ipu.loops.repeat(3, lambda d: {"n": d["n"] + 1}, [{"n": np.int32(0)}]))
+    assert int(tree["n"]) == 3
+
+
+def test_a_loop_of_computed_length(one):
+    def program(n):
+        return ipu.loops.repeat(n, lambda x: x + 1, [0])
+
+    assert [int(one.run(program, (np.int32(n),))) for n in (0, 3, 7)] == [0, 3, 7]
+    assert compiled(program) == 1
+
+
+def test_while_loops(one):
+    def program(limit):
+        return ipu.loops.while_loop(lambda x, _: x < limit, lambda x, n: (2 * x, n + 1), [1.0, np.int32(0)])
+
+    assert list(map(float, one.run(program, (100.0,)))) == [128, 7]
+    assert list(map(float, one.run(program, (0.0,)))) == [1, 0]
+    assert compiled(program) == 1
+    at_most = one.run(lambda: ipu.loops.while_loop(lambda x: x > 0, lambda x: x + 1, [1], maximum_iterations=4))
+    assert int(at_most) == 5
+
+
+def test_loops_in_loops_carry_variables(one):
+    inner, outer = keras.Variable(0, dtype="int32"), keras.Variable(0, dtype="int32")
+
+    def turn(x):
+        inner.assign(inner + 1)
+        return x + inner.value
+
+    def body(x):
+        outer.assign(outer + 1)
+        x = ipu.loops.repeat(3, turn, [x])
+        return ipu.loops.while_loop(lambda x: x % 2 == 1, lambda x: x + outer.value * 0 + 1, [x])
+
+    result = one.run(lambda: ipu.loops.repeat(2, body, [np.int32(0)]))
+    expected = 0
+    for i in range(6):
+        expected += i + 1
+        if i % 3 == 2:
+            expected += expected % 2
+    assert (int(result), int(inner.value), int(outer.value)) == (expected, 6, 2)
+
+
+def test_conditionals_carry_variables_and_feeds(one):
+    even, turns = keras.Variable(0, dtype="int32"), keras.Variable(0, dtype="int32")
+    with one.scope():
+        outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+
+    def hit(x):
+        even.assign(even + 1)
+        return ipu.loops.repeat(2, lambda y: y + 1, [x]), outfeed.enqueue(x)
+
+    def miss(x):
+        turns.assign(turns + 100)
+        return ipu.loops.repeat(3, lambda y: y + 10, [x])
+
+    def bonus():
+        even.assign(even + 1000)
+
+    def body(i, x):
+        turns.assign(turns + 1)
+        x = ipu.loops.cond(i % 2 == 0, hit, miss, [x])
+        ipu.loops.cond(i == 4, bonus)
+        return i + 1, x
+
+    _, x = one.run(lambda: ipu.loops.repeat(5, body, [0, 0]))
+    assert int(x) == 3 * 2 + 2 * 30
+    assert (int(even.value), int(turns.value)) == (1003, 205)
+    assert outfeed.dequeue().tolist() == [0, 32, 64]
+    with one.scope():
+        infeed = ipu.ipu_infeed_queue.IPUIterator([np.float32(1)] * 3)
+        assert int(ipu.loops.cond(True, lambda x: x + 1, inputs=1)) == 2
+    with pytest.raises(ValueError, match="A branch of a conditional takes an element"):
+        one.run(lambda: ipu.loops.cond(True, lambda: [next(infeed)][:0]))
+    with pytest.raises(TypeError, match=r"shape \(\) and dtype float32"):
+        one.run(lambda: ipu.loops.cond(1.0, lambda: None))
+    with pytest.raises(TypeError, match=r"branch .* cannot be called"):
+        one.run(lambda: ipu.loops.cond(True, lambda x: x))
+
+
+def test_threads_trace_one_after_the_other(one):
+    weights = [keras.Variable(0.0) for _ in range(4)]
+    optimizers = [keras.optimizers.SGD(1.0) for _ in range(4)]
+
+    def train(number):
+        def step():
+            return ipu.training.minimize(
+                optimizers[number], lambda: weights[number] * (1.0 + number), [weights[number]]
+            )
+
+        one.run(step)
+
+    threads = [threading.Thread(target=train, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [float(w.value) for w in weights] == [-1, -2, -3, -4]
+    assert not hasattr(keras.optimizers.Optimizer.apply, "__wrapped__"), "Keras is as it was"
+
+
+def test_a_program_that_is_only_compiled_changes_nothing():
+    counter = keras.Variable(3.0)
+
+    def program(x):
+        counter.assign(counter + 1.0)
+        return {"sum": x + counter.value}
+
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = 1
+    config.device_connection.type = ipu.config.DeviceConnectionType.PRE_COMPILE
+    config.device_connection.version = "ipu2"
+    config.configure_ipu_system()
+    try:
+        result = ipu.ipu_strategy.IPUStrategy().run(program, (np.ones(2, "float32"),))
+    finally:
+        configure_all()
+    np.testing.assert_array_equal(result["sum"], [0, 0])
+    assert float(counter.value) == 3
+
+
+def test_a_loop_is_a_program_of_its_own_inside_a_scope(one):
+    with one.scope():
+        assert float(ipu.loops.repeat(3, lambda x: x * 3, [1.0])) == 27
+    with ipu.scopes.ipu_scope(DEVICE):
+        assert int(ipu.loops.while_loop(lambda x: x < 3, lambda x: x + 1, [0])) == 3
+
+
+# --- compile ---------------------------------------------------------------------------------------------------------
+
+
+def test_compile_conventions():
+    with ipu.scopes.ipu_scope(DEVICE):
+        (single,) = ipu.ipu_compiler.compile(lambda x: x + 1, [2.0])
+        assert float(single) == 3
+        pair = ipu.ipu_compiler.compile(lambda x, y: [x, y], [1.0, 2.0])
+        assert tuple(map(float, pair)) == (1, 2)
+        assert jax.tree.leaves(ipu.ipu_compiler.compile(lambda: None)) == []
+        outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+        (value,) = ipu.ipu_compiler.compile(lambda x: (x, outfeed.enqueue(x)), [4.0])
+        assert float(value) == 4
+        np.testing.assert_array_equal(outfeed.dequeue(), [4])
+
+
+def test_compile_compiles_once():
+    traced = []
+
+    def computation(x):
+        traced.append(1)
+        return x * 2
+
+    with ipu.scopes.ipu_scope("/device:IPU:1"):
+        for value in range(3):
+            (result,) = ipu.ipu_compiler.compile(computation, [np.float32(value)])
+            assert float(result) == 2 * value
+    assert len(traced) == 2, "once to discover, once to build"
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+class EstimatorSpec:
+    """Stands for what a `model_fn` returns."""
+
+
+def test_errors_of_run(one):
+    with pytest.raises(TypeError, match=r"shape \(2,\) has dtype float64"):
+        one.run(lambda x: x, (np.ones(2),))
+    with pytest.raises(TypeError, match=r"made of 3, which cannot be called. Give a function"):
+        one.run(3)
+    for given in (jnp.ones(2), np.ones(2, np.float32), None, 1.0):
+        with pytest.raises(TypeError, match=r"Give them as a tuple or list, a single one as `\(x,\)`"):
+            one.run(lambda *_: 0, given)
+    with pytest.raises(TypeError, match="`kwargs` is of type list"):
+        one.run(lambda: 0, kwargs=[1])
+    with pytest.raises(RuntimeError, match="old name of `run`"):
+        one.experimental_run_v2(lambda: 0)
+    with pytest.raises(ValueError, match="`options`"):
+        one.run(lambda: 0, options={})
+
+
+def test_errors_of_compile():
+    with pytest.raises(Exception, match="was not said for which devices") as caught:
+        ipu.ipu_compiler.compile(lambda: 0)
+    assert type(caught.value) is Exception
+    with pytest.raises(Exception, match="was not said for which devices"):
+        ipu.loops.repeat(1, lambda: None)
+    with ipu.scopes.ipu_scope(DEVICE):
+        with pytest.raises(ValueError, match="EstimatorSpec"):
+            ipu.ipu_compiler.compile(EstimatorSpec)
+        with pytest.raises(ValueError, match="operation before a value"):
+            ipu.ipu_compiler.compile(lambda: [None, jnp.ones(())])
+
+
+def test_errors_of_loops(one):
+    def run(*args, **kwargs):
+        return one.run(lambda: ipu.loops.repeat(*args, **kwargs))
+
+    with pytest.raises(TypeError, match=r"body .* cannot be called with 1 input\(s\)"):
+        run(2, lambda: None, [1.0])
+    with pytest.raises(TypeError, match=r"condition .* cannot be called with 1 input\(s\)"):
+        one.run(lambda: ipu.loops.while_loop(lambda: True, lambda x: x, [1.0]))
+    with one.scope():
+        infeed = ipu.ipu_infeed_queue.IPUInfeedQueue([(np.ones(2), np.ones(2))] * 2)
+    with pytest.raises(TypeError, match=r"1 input\(s\) and 2 from the infeed queue"):
+        run(2, lambda x, _: x, [1.0], infeed)
+    with pytest.raises(ValueError, match="operation before a value"):
+        run(2, lambda x: (None, x), [1.0])
+    with pytest.raises(TypeError, match=r"returned int32\[\] for a value that went in as float32\[\]"):
+        run(2, lambda x: x.astype("int32"), [1.0])
+    for first, body in ((1, lambda x: x + 0.5), (np.int32(1), lambda _: 0.7), (True, lambda _: 2)):
+        with pytest.raises(TypeError, match=r"returned \w+\[\] for a value that went in as (int32|bool)\[\]. Return"):
+            run(2, body, [first])
+    with pytest.raises(TypeError, match=r"returned float32\[2\] for a value that went in as float32\[\]"):
+        run(2, lambda x: jnp.stack([x, x]), [1.0])
+    with pytest.raises(TypeError, match=r"returned 2 value\(s\), but `inputs` has 1"):
+        run(2, lambda x: (x, x), [1.0])
+    with pytest.raises(ValueError, match="-1 times"):
+        run(-1, lambda: None)
+    with pytest.raises(TypeError, match=r"number of turns is 1\.5"):
+        run(1.5, lambda: None)
+    with pytest.raises(TypeError, match="Give an `IPUInfeedQueue`"):
+        run(1, lambda: None, [], [1])
+    with pytest.raises(TypeError, match="Give one boolean"):
+        one.run(lambda: ipu.loops.while_loop(lambda x: x, lambda x: x, [1.0]))
+    counter = keras.Variable(0.0)
+    with pytest.raises(ValueError, match="condition of a loop changes variables"):
+        one.run(lambda: ipu.loops.while_loop(lambda x: counter.assign(x) is None, lambda x: x, [1.0]))
+
+
+def test_variables_made_in_the_function_are_refused(one):
+    def step(x):
+        return keras.layers.Dense(2)(x)
+
+    with pytest.raises(ValueError, match="made anew each time the function is traced"):
+        one.run(step, (np.ones((1, 2), "float32"),))
+
+
+def test_assigning_inside_a_jax_loop_is_explained(one):
+    counter = keras.Variable(0.0)
+
+    def body(_, x):
+        counter.assign(counter + x)
+        return x
+
+    with pytest.raises(RuntimeError, match=r"variable .* is assigned inside one of JAX's own loops"):
+        one.run(lambda: jax.lax.fori_loop(0, 3, body, 1.0))
+    with one.scope():
+        outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+    with pytest.raises(RuntimeError, match=r"A feed is used inside one of JAX's own loops"):
+        one.run(lambda: jax.lax.cond(True, lambda: outfeed.enqueue(1), lambda: None))
+    assert float(counter.value) == 0
+
+
+def test_accumulating_optimizers_are_refused(one):
+    weight = keras.Variable(1.0)
+    optimizer = ipu.optimizers.GradientAccumulationOptimizerV2(keras.optimizers.SGD(), 4)
+    with pytest.raises(RuntimeError, match="accumulates 4 micro-batches"):
+        one.run(lambda: ipu.training.minimize(optimizer, lambda: weight * 1.0, [weight]))
+
+
+def test_scopes(caplog):
+    with pytest.raises(ValueError, match="is not a device name"), ipu.scopes.ipu_scope("/cpu:0"):
+        pass
+    with pytest.raises(ValueError, match="cannot be kept in float64"), ipu.scopes.partials_type(np.float64):
+        pass
+    with pytest.raises(ValueError, match="outside of a program"), ipu.scopes.outside_compilation_scope():
+        pass
+    with ipu.scopes.ipu_scope(DEVICE), pytest.raises(ValueError, match="inside a program"):
+        ipu.ipu_compiler.compile(lambda: ipu.scopes.outside_compilation_scope().__enter__())
+    hints = (
+        ipu.scopes.ipu_shard(1), ipu.scopes.ipu_jit_scope(0), ipu.scopes.frontend_attribute("a", "b"),
+        ipu.scopes.stochastic_rounding(True), ipu.scopes.partials_type(np.float16),
+    )  # fmt: skip
+    for hint, name in zip(hints, ("ipu_shard", "ipu_jit", "frontend", "stochastic", "partials"), strict=True):
+        caplog.clear()
+        with hint:
+            assert name in caplog.text
+
+
+# --- utils -----------------------------------------------------------------------------------------------------------
+
+
+def test_utils():
+    utils = ipu.utils
+    assert [utils.get_num_of_ipus_in_device(f"/device:IPU:{i}") for i in range(4)] == list(SYSTEMS)
+    assert utils.IPUConfig is ipu.config.IPUConfig
+    utils.reset_ipu_seed(5)
+    first = keras.layers.Dense(2)(np.ones((1, 2), "float32"))
+    utils.reset_ipu_seed(5)
+    np.testing.assert_array_equal(first, keras.layers.Dense(2)(np.ones((1, 2), "float32")))
+    with pytest.raises(ValueError, match=r"`seed` is 1\.5"):
+        utils.reset_ipu_seed(1.5)
+    utils.move_variable_initialization_to_cpu()
+    with pytest.raises(ValueError, match="no graphs"):
+        utils.move_variable_initialization_to_cpu(object())
+
+
+def test_the_configuration_of_old_scripts(caplog):
+    opts = ipu.utils.create_ipu_config(profiling=True, use_poplar_text_report=True, prefetch_data_streams=True)
+    assert "profiling" in caplog.text
+    chosen = ipu.utils.set_recomputation_options(ipu.utils.auto_select_ipus(opts, 2))
+    assert (chosen.auto_select_ipus, chosen.allow_recompute) == (2, True)
+    assert opts.allow_recompute is False, "a copy is changed"
+    assert list(ipu.utils.select_ipus(opts, [1, 0]).select_ipus) == [1, 0]
+    with pytest.raises(TypeError, match="no arguments"):
+        ipu.utils.create_ipu_config(nonsense=1)

@@ -1,0 +1,479 @@
+"""Checkpoints are complete or not there, and training that goes on from one ends with the same bits."""
+
+import logging
+import random
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import openipu as ipu
+from openipu.engine.checkpoint import MANIFEST, Checkpoints
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import replication
+import zoo
+
+pytestmark = zoo.KERAS_WARNINGS
+TRAINEE = Path(__file__).parents[1] / "support" / "trainee.py"
+X = np.random.default_rng(0).random((101, 6), np.float32)
+Y = (X.sum(1) > 3).astype(np.int32)
+STATE = {"weights": [np.arange(6.0).reshape(2, 3), np.ones(2, np.int8)], "step": 7, "rate": 0.1, "name": "größer"}
+
+
+def equal(a, b):
+    """Whether two trees hold the same bits."""
+    (a, one), (b, other) = jax.tree.flatten(a), jax.tree.flatten(b)
+    return one == other and all(
+        np.asarray(p).dtype == np.asarray(q).dtype and np.asarray(p).tobytes() == np.asarray(q).tobytes()
+        for p, q in zip(a, b, strict=True)
+    )
+
+
+# --- the files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    """An empty folder `run`."""
+    made = Checkpoints(tmp_path / "run")
+    yield made
+    made.close()
+
+
+def test_what_is_saved_comes_back(checkpoints):
+    assert checkpoints.latest() is None
+    tree = STATE | {"half": jnp.arange(3, dtype="bfloat16"), "many": {"a": np.float32(2.5), "b": [True, "x"]}}
+    checkpoints.save(12, tree, wait=True)
+    step, restored = checkpoints.restore(tree)
+    assert step == checkpoints.latest() == 12
+    assert equal(restored, tree)
+    assert type(restored["step"]) is int
+    assert Checkpoints(checkpoints.folder).restore({"many": None})[1] == {"many": {"a": 2.5, "b.0": True, "b.1": "x"}}
+
+
+def test_a_save_holds_the_values_of_its_moment(checkpoints):
+    double = jax.jit(lambda x: 2 * x, donate_argnums=0)
+    host, device = np.ones(1000), jnp.ones(1000)
+    checkpoints.save(1, {"host": host, "device": device})
+    host += 1
+    assert float(double(device)[0]) == 2
+    restored = checkpoints.restore({"host": host, "device": jnp.ones(1000)})[1]
+    assert restored["host"].max() == restored["device"].max() == 1
+
+
+def test_the_newest_stay(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (5, 10, 100, 9):
+        checkpoints.save(step, {"step": step})
+    checkpoints.close()
+    assert checkpoints.all_steps() == [10, 100]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "100"]
+    assert checkpoints.restore({"step": 0}) == (100, {"step": 100})
+    assert checkpoints.restore({"step": 0}, step=10) == (10, {"step": 10})
+
+
+def test_when_one_is_due(tmp_path):
+    by_steps = Checkpoints(tmp_path / "a", every_steps=10)
+    assert [by_steps.due(step) for step in (9, 10)] == [False, True]
+    by_steps.save(13, STATE, wait=True)
+    assert [by_steps.due(step) for step in (22, 23)] == [False, True]
+    again = Checkpoints(tmp_path / "a", every_steps=10)
+    again.restore(STATE)
+    assert [again.due(step) for step in (22, 23)] == [False, True]
+    by_time = Checkpoints(tmp_path / "b", every_seconds=0.05)
+    assert not by_time.due(1000)
+    time.sleep(0.06)
+    assert by_time.due(1)
+    cheap = Checkpoints(tmp_path / "c", max_share=1e-6)
+    assert cheap.due(0)
+    cheap.save(1, STATE, wait=True)
+    assert not cheap.due(2), "writing would take more than a millionth of the time"
+    for one in (by_steps, again, by_time, cheap):
+        one.close()
+
+
+def test_what_does_not_fit_is_named(checkpoints):
+    checkpoints.save(3, STATE, wait=True)
+    for like, words in (
+        ({"weights": [np.zeros((2, 4)), STATE["weights"][1]]}, "`weights.0` is float64[2, 3] there and float64[2, 4]"),
+        ({"weights": STATE["weights"][:1]}, "`weights.1` is int8[2] there and missing here"),
+        ({"step": 0, "other": 1}, "`other` is missing there and a int here"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            checkpoints.restore(like)
+
+
+def test_wrong_arguments_are_refused(checkpoints, tmp_path):
+    for arguments in ({"keep": 0}, {"every_steps": -1}, {"every_seconds": 0}, {"max_share": 2}):
+        with pytest.raises(ValueError, match=f"`{next(iter(arguments))}` is"):
+            Checkpoints(tmp_path, **arguments)
+    with pytest.raises(ValueError, match="`step` is -1"):
+        checkpoints.save(-1, STATE)
+    with pytest.raises(ValueError, match=re.escape("`a.0` is a set, which a checkpoint cannot hold")):
+        checkpoints.save(1, {"a": [{1}]})
+    with pytest.raises(FileNotFoundError, match="There is no checkpoint in"):
+        checkpoints.restore(STATE)
+    checkpoints.save(1, STATE)
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 2 .* Those there: \[1\]"):
+        checkpoints.restore(STATE, step=2)
+
+
+def damage(folder, every):
+    """Each way to damage a checkpoint: a flipped bit in every so many bytes of every file, cut files, lost files."""
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        content, name = path.read_bytes(), path.relative_to(folder)
+        for at in {*range(0, len(content), every), len(content) - 1}:
+            flipped = bytearray(content)
+            flipped[at] ^= 1 << (at % 8)
+            path.write_bytes(flipped)
+            yield f"byte {at} of {name}"
+        for length in {0, len(content) // 2, len(content) - 1}:
+            path.write_bytes(content[:length])
+            yield f"{length} bytes of {name}"
+        path.unlink()
+        yield f"without {name}"
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("every", [97, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_damaged_checkpoint_is_named_and_passed_over(checkpoints, every):
+    checkpoints.save(1, STATE)
+    checkpoints.save(2, STATE | {"step": 8}, wait=True)
+    newest = checkpoints.folder / "2"
+    for what in damage(newest, every):
+        with pytest.warns(RuntimeWarning, match=f"The checkpoint {newest} is damaged .* It is passed over"):
+            assert checkpoints.restore({"step": 0}) == (1, {"step": 7}), what
+    assert checkpoints.restore(STATE)[0] == 2, "all is well again"
+    (newest / MANIFEST).unlink()
+    with pytest.raises(ValueError, match="damaged"):
+        checkpoints.restore(STATE, step=2)
+    (checkpoints.folder / "1" / MANIFEST).unlink()
+    with pytest.warns(RuntimeWarning), pytest.raises(FileNotFoundError, match="None of the 2 checkpoints"):
+        checkpoints.restore(STATE)
+    checkpoints.save(2, STATE, wait=True)
+    assert checkpoints.restore(STATE)[0] == 2, "a damaged one is replaced"
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(checkpoints, caplog):
+    big = {"a": np.random.default_rng(0).random(1 << 18)}
+    checkpoints.save(1, big, wait=True)
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, hard))
+    try:
+        with caplog.at_level(logging.ERROR, "openipu"):
+            checkpoints.save(2, big, wait=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
+    [message] = [r.getMessage() for r in caplog.records if r.name == "openipu"]
+    assert "Checkpoint 2 could not be saved" in message
+    assert "Training goes on; the newest checkpoint is 1." in message
+    assert [path.name for path in checkpoints.folder.iterdir()] == ["1"]
+    assert checkpoints.restore(big)[0] == 1
+    checkpoints.save(3, big, wait=True)
+    assert checkpoints.restore(big)[0] == 3
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    for name in ("saving-7", "removed-3-1"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "mine.txt").touch()
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.latest() is None
+    checkpoints.save(7, STATE, wait=True)
+    checkpoints.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["7", "mine.txt"]
+
+
+# --- fit -------------------------------------------------------------------------------------------------------------
+
+
+class Sequence(keras.utils.PyDataset):
+    """Shuffles itself between epochs and draws random numbers while it is read."""
+
+    def __init__(self):
+        super().__init__()
+        self.order = np.arange(len(X))
+
+    def __len__(self):
+        return 13
+
+    def __getitem__(self, i):
+        rows = self.order[8 * i : 8 * i + 8]
+        return X[rows] + np.random.random((len(rows), 1)).astype(np.float32), Y[rows]
+
+    def on_epoch_end(self):
+        np.random.shuffle(self.order)
+
+
+def generator():
+    while True:
+        rows = np.random.randint(0, len(X), 8)
+        yield X[rows], Y[rows]
+
+
+def tf_data():
+    tf = pytest.importorskip("tensorflow")
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(101, seed=3).batch(8)
+
+
+def grain_data():
+    grain = pytest.importorskip("grain")
+    return grain.MapDataset.source(list(zip(X, Y, strict=True))).seed(3).shuffle().batch(8)
+
+
+def torch_data():
+    torch = pytest.importorskip("torch")
+    data = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    return torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
+
+
+SOURCES = {
+    "arrays": lambda: {"x": X, "y": Y, "batch_size": 8, "validation_split": 0.2},
+    "generator": lambda: {"x": generator(), "steps_per_epoch": 7, "shuffle": False},
+    "in order": lambda: {"x": X, "y": Y, "batch_size": 8, "shuffle": False},
+    "by batch": lambda: {"x": X, "y": Y, "batch_size": 8, "shuffle": "batch"},
+    "epochs within a pass": lambda: {"x": X, "y": Y, "batch_size": 8, "steps_per_epoch": 4},
+    "PyDataset": lambda: {"x": Sequence(), "shuffle": False},
+    "tf.data": lambda: {"x": tf_data(), "shuffle": False},
+    "grain": lambda: {"x": grain_data(), "shuffle": False},
+    "torch": lambda: {"x": torch_data(), "shuffle": False},
+}
+
+
+class InterruptedRunError(Exception):
+    pass
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Draws random numbers, waits for each checkpoint, and ends the run before execution number `at`."""
+
+    def __init__(self, checkpoint, at):
+        super().__init__()
+        self.checkpoint, self.at = checkpoint, at
+
+    def on_epoch_begin(self, epoch, logs=None):  # noqa: ARG002
+        np.random.random()
+
+    def on_train_batch_begin(self, batch, logs=None):  # noqa: ARG002
+        self.checkpoint._checkpoints.wait()
+        self.at -= 1
+        if self.at < 0:
+            raise InterruptedRunError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def systems():
+    replication.configure_all()
+
+
+def network(replicas=1, sharded=False, **compiled):
+    with replication.strategy(replicas).scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.3)])
+        model.add(keras.layers.Dense(2))
+    model.set_gradient_accumulation_options(replicated_optimizer_state_sharding=sharded)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+    model.compile("adam", loss, metrics=["accuracy"], **({"steps_per_execution": 3} | compiled))
+    return model
+
+
+def weights(model):
+    return [np.asarray(v.value) for v in (*model.weights, *model.optimizer.variables)]
+
+
+def train(folder, data, at=1000, seed=1, callbacks=(), **settings):
+    """What a run ends with, or None if it was interrupted."""
+    keras.utils.set_random_seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+    model = network(**settings)
+    checkpoint = ipu.callbacks.Checkpoint(folder, max_share=1)
+    try:
+        history = model.fit(
+            **data(), epochs=3, verbose=0, callbacks=[*callbacks, checkpoint, Interrupt(checkpoint, at)]
+        )
+    except InterruptedRunError:
+        return None
+    return history.history, history.epoch, weights(model), np.random.get_state()[1:3]
+
+
+def check_resumes(folder, data, at, other_seed=77, **settings):
+    """A run that was interrupted at those executions and always begun again ends like one that never was."""
+    whole = train(folder / "whole", data, **settings)
+    assert equal(train(folder / "whole", data, **settings), whole), "a finished run has nothing left to do"
+    for i in at:
+        shutil.rmtree(folder / "cut", ignore_errors=True)
+        assert train(folder / "cut", data, i, **settings) is None
+        # Another seed: everything that counts comes from the checkpoint.
+        assert equal(train(folder / "cut", data, seed=other_seed, **settings), whole), i
+
+
+@pytest.mark.parametrize("source", ["arrays", "generator"])
+def test_fit_goes_on_in_the_middle_of_an_epoch(tmp_path, source):
+    check_resumes(tmp_path, SOURCES[source], [5])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", SOURCES)
+def test_fit_goes_on_anywhere(tmp_path, source):
+    executions = {"generator": 9, "epochs within a pass": 6, "arrays": 12}.get(source, 15)
+    if source == "torch":
+        pytest.importorskip(source)  # before the first run seeds it
+    # TensorFlow mixes its global seed, which is not saved, into that of a dataset.
+    check_resumes(tmp_path, SOURCES[source], range(1, executions, 3), other_seed=1 if source == "tf.data" else 77)
+
+
+def test_fit_goes_on_with_replicas(tmp_path):
+    check_resumes(tmp_path, SOURCES["arrays"], [2], replicas=2, sharded=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_fit_goes_on_anywhere_with_replicas(tmp_path, replicas, sharded):
+    check_resumes(tmp_path, SOURCES["in order"], [1, 2], replicas=replicas, sharded=sharded, steps_per_execution=2)
+
+
+def test_a_run_moves_between_devices(tmp_path):
+    """1 device, then 2, then 4 with divided optimizer state, then 1: one global batch of 8, cut in different ways."""
+
+    def data(replicas):
+        return lambda: {"x": X[:96], "y": Y[:96], "batch_size": 8 // replicas}
+
+    whole = train(tmp_path / "whole", data(1))
+    for replicas, sharded, at in ((1, False, 1), (2, False, 1), (4, True, 2), (1, False, 1000)):
+        end = train(tmp_path / "moved", data(replicas), at, replicas=replicas, sharded=sharded)
+    np.testing.assert_allclose(end[0]["accuracy"], whole[0]["accuracy"], rtol=1e-5)
+    for a, b in zip(end[2], whole[2], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    model = network(replicas=2)
+    assert ipu.callbacks.Checkpoint(tmp_path / "moved").load_weights(model) > 36
+    assert equal([np.asarray(v.value) for v in model.trainable_weights], end[2][: len(model.trainable_weights)])
+
+
+def test_callbacks_go_on_counting(tmp_path):
+    def data():
+        return {"x": X, "y": Y, "batch_size": 32}
+
+    def plateau():
+        return keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=2, min_delta=10.0, min_lr=0)
+
+    def decay():
+        return keras.callbacks.LearningRateScheduler(lambda _, rate: 0.9 * rate)
+
+    whole = train(tmp_path / "whole", data, callbacks=[plateau(), decay()])
+    assert train(tmp_path / "cut", data, 5, callbacks=[plateau(), decay()]) is None
+    end = train(tmp_path / "cut", data, callbacks=[plateau(), decay()])
+    assert whole[0]["learning_rate"][2] < 0.6 * whole[0]["learning_rate"][0], "the rate fell"
+    assert equal(end, whole)
+
+
+def test_a_run_of_several_fits(tmp_path, caplog):
+    """Whatever `initial_epoch` says, a fit goes on from the newest checkpoint, which is always the one last saved."""
+
+    def fit(folder, seed=1, model=None, **epochs):
+        keras.utils.set_random_seed(seed)
+        model, checkpoint = model or network(), ipu.callbacks.Checkpoint(tmp_path / folder, keep=None, max_share=1)
+        history = model.fit(X, Y, 8, verbose=0, validation_split=0.2, callbacks=[checkpoint], **epochs)
+        return model, (history.history, history.epoch, weights(model))
+
+    _, whole = fit("whole", epochs=4)
+    model, _ = fit("parts", epochs=2)
+    fit("parts", 2, model, epochs=3, initial_epoch=2)
+    assert Checkpoints(tmp_path / "parts").latest() == 3 * 10
+    parts, end = fit("parts", 3, epochs=4, initial_epoch=3)
+    assert equal(end, whole)
+    assert end[1] == [0, 1, 2, 3]
+    assert equal(fit("parts", 4, epochs=4, initial_epoch=3)[1], whole), "the same fit has nothing left to do"
+    model = network()
+    assert ipu.callbacks.Checkpoint(tmp_path / "parts").load_weights(model) == 4 * 10
+    assert equal(model.get_weights(), parts.get_weights())
+    assert not [record for record in caplog.records if "nothing is left" in record.message]
+    assert equal(fit("parts", 5, epochs=1)[1], whole), "nothing is taken back"
+    assert "`epochs` is 1, but the newest checkpoint is in epoch 3 (counted from 0)" in caplog.text
+    with pytest.raises(ValueError, match=r"`initial_epoch` is 5, but .* in epoch 3 .* Give at most 4 to go on"):
+        fit("parts", epochs=9, initial_epoch=5)
+    _, late = fit("late", epochs=4, initial_epoch=2)
+    assert late[1] == [2, 3]
+    assert equal(fit("late", 6, epochs=4, initial_epoch=2)[1], late)
+
+
+def test_every_n_executions(tmp_path):
+    folder = tmp_path / "run"
+    checkpoint = ipu.callbacks.Checkpoint(folder, every_n_executions=5, keep=None, max_share=1)
+    network().fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[checkpoint, Interrupt(checkpoint, 100)])
+    assert Checkpoints(folder).all_steps() == [13, 26]
+    checkpoint = ipu.callbacks.Checkpoint(folder, every_n_executions=2, keep=3, max_share=1)
+    history = network().fit(X, Y, batch_size=8, epochs=3, verbose=0, callbacks=[checkpoint])
+    assert Checkpoints(folder).all_steps()[-1] == 39, "the last execution is saved whatever n is"
+    assert history.epoch == [0, 1, 2]
+
+
+def test_what_cannot_go_on_says_why(tmp_path):
+    plain = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+    plain.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"made outside of its scope.*BackupAndRestore"):
+        plain.fit(X, X[:, :2], verbose=0, callbacks=[ipu.callbacks.Checkpoint(tmp_path)])
+    two = [ipu.callbacks.Checkpoint(tmp_path), ipu.callbacks.Checkpoint(tmp_path)]
+    with pytest.raises(ValueError, match="Two `Checkpoint` callbacks"):
+        network().fit(X, Y, verbose=0, callbacks=two)
+    with pytest.raises(ValueError, match="`dir` is a int"):
+        ipu.callbacks.Checkpoint(3)
+    with pytest.raises(ValueError, match="`every_n_executions` is 0"):
+        ipu.callbacks.Checkpoint(tmp_path, every_n_executions=0)
+    # Resume a run of 8 rows per batch after 3 batches with 5 rows per batch, and with other metrics.
+    assert train(tmp_path / "run", SOURCES["in order"], 1) is None
+    for settings, words in (
+        ({"metrics": []}, "has 4 metric variables, the model 2. Compile it with the same metrics"),
+        ({"optimizer": "sgd"}, "`optimizer.2` is float32"),
+    ):
+        model = network()
+        model.compile(**({"optimizer": "adam", "loss": model.loss, "metrics": ["accuracy"]} | settings))
+        with pytest.raises(ValueError, match=re.escape(words)):
+            model.fit(X, Y, batch_size=8, verbose=0, callbacks=[ipu.callbacks.Checkpoint(tmp_path / "run")])
+    with pytest.raises(ValueError, match=r"after 3 batches of 8 rows, which is in the middle of a batch of 5 rows"):
+        network().fit(X, Y, batch_size=5, verbose=0, callbacks=[ipu.callbacks.Checkpoint(tmp_path / "run")])
+
+
+# --- killed ----------------------------------------------------------------------------------------------------------
+
+
+def start(folder):
+    """A run that has begun to train."""
+    run = subprocess.Popen([sys.executable, str(TRAINEE), str(folder)], stdout=subprocess.PIPE, text=True)
+    assert run.stdout.readline().startswith("epoch ")
+    return run
+
+
+def end_of(run):
+    """The last line that a run prints."""
+    return run.communicate(timeout=300)[0].splitlines()[-1]
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_killed_run_ends_with_the_same_bytes(tmp_path, kills):
+    run, begin = start(tmp_path / "whole"), time.monotonic()
+    whole, seconds = end_of(run), time.monotonic() - begin
+    assert whole.startswith("ended ")
+    chance, folder, went_on = random.Random(kills), tmp_path / "killed", 0
+    for _ in range(kills):
+        run = start(folder)
+        time.sleep(chance.random() * seconds)
+        run.kill()
+        last = [line for line in run.communicate()[0].splitlines() if line.startswith("ended ")]
+        if last:
+            assert last == [whole]
+            shutil.rmtree(folder)
+        elif Checkpoints(folder).latest() is not None:
+            went_on += 1
+            Checkpoints(folder).restore({"fit": None})  # a damaged one would be a warning, which is an error here
+    assert went_on, "some runs left a checkpoint"
+    assert end_of(start(folder)) == whole

@@ -1,0 +1,216 @@
+"""Every example, run as a user runs it, only smaller."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from openipu import _stand_in
+
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DENSE = ["--samples", "2010", "--test-samples", "500", "--steps-per-epoch", "200", "--epochs", "3"]
+CNN = ["--samples", "805", "--test-samples", "100", "--batch-size", "8", "--epochs", "2"]
+# Few enough batches for a short test, and enough whole updates of 8 of them for the loss to fall.
+PIPELINE = ["--samples", "256", "--test-samples", "64", "--batch-size", "4", "--epochs", "2"]
+
+CIFAR = ["--batch-size", "16", "--epochs", "2"]
+ESTIMATOR = ["--batch-size", "13", "--batches-per-step", "4", "--epochs", "2.5", "--log-interval", "0.01"]
+
+SMALL_CIFAR = {
+    "cifar10/cifar10_ipu_estimator.py": CIFAR,
+    "cifar10/cifar10_ipu_strategy.py": CIFAR,
+    "cifar10/cifar10_estimator_replica.py": [*CIFAR, "--ipus", "2"],
+    "cifar10/cifar10_pipeline_estimator.py": [*CIFAR, "--gradient-accumulation-count", "4"],
+    "ipu_estimator_cnn/ipu_estimator_cnn.py": ESTIMATOR,
+}
+"""Scripts without an option for fewer images: they are given a small `cifar10.npz`."""
+MODULES = {"cifar10/cifar10.py"}
+
+COMMANDS = {
+    "mnist/mnist.py": [*DENSE, "--steps-per-execution", "50"],
+    "mnist/mnist_cpu.py": DENSE,
+    "keras_tutorial/demo.py": CNN,
+    "keras_tutorial/completed_demos/completed_demo_ipu.py": CNN,
+    "keras_tutorial/completed_demos/completed_demo_faster.py": CNN,
+    "keras_tutorial/completed_demos/completed_demo_replicated.py": CNN,
+    "keras_tutorial/completed_demos/completed_demo_pipelining.py": PIPELINE,
+    # Its other options are tested in test_completed_example.py.
+    "keras_tutorial/completed_example/main.py": ["--use-ipu", "--pipelining", *PIPELINE],
+    "pipeline_transformer.py": [
+        "--blocks", "1", "--width", "16", "--context", "16", "--steps", "64", "--epochs", "2",
+    ],
+    "infeed_outfeed.py": ["--samples", "1000", "--test-samples", "200", "--epochs", "2", "--replicas", "2"],
+    "gradient_accumulation.py": ["--samples", "1000", "--test-samples", "200", "--epochs", "2", "--replicas", "2"],
+    "resume.py": ["--samples", "2000", "--test-samples", "200", "--epochs", "3", "--steps-per-execution", "10"],
+}  # fmt: skip
+PARTS = {f"keras_tutorial/completed_example/{name}.py" for name in ("model", "utils")}
+"""Files that examples import."""
+
+
+def example(name: str, *arguments: str, data: str = "stand-in", ends: int = 0) -> str:
+    """What it prints; it must end well, without a warning except the one about the stand-in data."""
+    result = run_example(name, *arguments, data=data)
+    assert result.returncode == ends, result.stderr
+    assert ("STAND-IN DATA" in result.stderr) == (data == "stand-in" and name != "pipeline_transformer.py")
+    unexpected = [line for line in result.stderr.splitlines() if "Warning" in line and "StandIn" not in line]
+    assert not unexpected
+    return result.stdout
+
+
+def run_example(name: str, *arguments: str, data: str = "stand-in") -> subprocess.CompletedProcess[str]:
+    # The backend is left to `import openipu`, as it is for a user.
+    environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+    return subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        env={**environment, "OPENIPU_DATA": data},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def losses(output: str) -> list[float]:
+    """The loss of every epoch, as Keras prints it."""
+    return [float(loss) for loss in re.findall(r"^\d+/\d+ - .*?loss: ([\d.e+-]+)", output, re.MULTILINE)]
+
+
+def fed_losses(output: str) -> list[float]:
+    """The first loss of every epoch that came out of an outfeed."""
+    return [float(loss) for loss in re.findall(r"^  step 0: loss ([\d.]+)$", output, re.MULTILINE)]
+
+
+def assert_learned(output: str, arguments: list[str], runs: int = 1) -> None:
+    found, epochs = losses(output) or fed_losses(output), int(arguments[arguments.index("--epochs") + 1])
+    assert len(found) == runs * epochs
+    for run in range(runs):
+        first, *_, last = found[run * epochs : (run + 1) * epochs]
+        assert last < first, "the loss must fall"
+    accuracies = re.findall(r"^Test accuracy: (\d\.\d{4})$", output, re.MULTILINE)
+    assert len(accuracies) == runs
+    # The dense network comes to about 0.55 here. The convolutional one has only begun to learn after so few steps.
+    if "--steps-per-epoch" in arguments:
+        assert float(accuracies[0]) > 0.35
+
+
+SLOW = ("keras_tutorial/completed_demos/completed_demo_ipu.py", "gradient_accumulation.py")
+"""What they show is tested elsewhere, or by the next example, too."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in COMMANDS])
+def test_example_learns(name, tmp_path):
+    folder = ["--folder", str(tmp_path / "whole")] if name == "resume.py" else []
+    output = example(name, *COMMANDS[name], *folder)
+    assert_learned(output, COMMANDS[name], runs=2 if "demo_pipelining" in name else 1)
+    if name == "pipeline_transformer.py":
+        assert "4 stages, balance" in output
+    if name == "resume.py":
+        arguments = [*COMMANDS[name], "--folder", str(tmp_path / "crashed")]
+        example(name, *arguments, "--crash-after", "15", ends=-signal.SIGKILL)
+        assert example(name, *arguments).splitlines()[-2:] == output.splitlines()[-2:]
+    if name == "gradient_accumulation.py":
+        difference = re.search(r"^Largest difference between any two weights: (\S+)$", output, re.MULTILINE)
+        assert difference is not None
+        assert float(difference.group(1)) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def small_cifar(tmp_path_factory):
+    """A folder with a few images under the name of the real data."""
+    folder = tmp_path_factory.mktemp("data")
+    parts = {"train": _stand_in.shapes("train", 320), "test": _stand_in.shapes("test", 70)}
+    arrays = {f"{name}_{part}": array for part, pair in parts.items() for name, array in zip("xy", pair, strict=True)}
+    np.savez(folder / "cifar10.npz", **arrays)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("cifar10/cifar10_ipu_estimator.py", ["--batch-size", "0"], "--batch-size: '0' is not a whole number of 1 or"),
+        ("cifar10/cifar10_pipeline_estimator.py", ["--epochs", "-1"], "--epochs: '-1' is not a whole number of 1 or"),
+        ("cifar10/cifar10_ipu_strategy.py", ["--batch-size", "71"], "--batch-size 71 is more than the 70 test images"),
+        ("ipu_estimator_cnn/ipu_estimator_cnn.py", ["--log-interval", "0"], "--log-interval: '0' is not above 0"),
+        (
+            "ipu_estimator_cnn/ipu_estimator_cnn.py",
+            ["--batch-size", "9", "--batches-per-step", "8"],
+            "70 test images are",
+        ),
+    ],
+)
+def test_wrong_options(name, arguments, message, small_cifar):
+    result = run_example(name, *arguments, data=small_cifar)
+    assert result.returncode in (1, 2)
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+# Compiling these networks takes half a minute each.
+slow = pytest.mark.slow
+
+
+@slow
+@pytest.mark.parametrize("name", [name for name in SMALL_CIFAR if name.startswith("cifar10/")])
+def test_cifar10(name, small_cifar):
+    output = example(name, *SMALL_CIFAR[name], data=small_cifar)
+    accuracy = re.search(r"^Validation accuracy: ([\d.]+)%$", output, re.MULTILINE)
+    loss = re.search(r"^Validation loss: ([\d.]+)$", output, re.MULTILINE)
+    assert accuracy is not None
+    assert loss is not None
+    assert 0 <= float(accuracy[1]) <= 100
+    assert float(loss[1]) < 2.4, "ten classes begin at 2.3; it must not have grown"
+
+
+@slow
+def test_estimator_cnn(small_cifar, tmp_path):
+    """Odd sizes, reports, event files; then testing the checkpoint alone gives the same, and training goes on."""
+    name, folder = "ipu_estimator_cnn/ipu_estimator_cnn.py", str(tmp_path / "model")
+    output = example(name, *ESTIMATOR, "--model-dir", folder, "--profile", data=small_cifar)
+    # 2.5 epochs of 320 images in batches of 13 are 61 steps, and then whole executions of 4 with one step more.
+    assert "Training on 832 examples" in output
+    assert "Evaluating on 52 examples" in output
+    assert re.search(r"^Took [\d.]+ seconds to compile and run, to step 64$", output, re.MULTILINE)
+    results = re.findall(r"^Test (?:loss: [\d.]+|accuracy: [\d.]+%)$", output, re.MULTILINE)
+    assert len(results) == 2
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert {"train_report.txt", "eval_report.txt", "checkpoints"} < names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    again = example(name, *ESTIMATOR, "--model-dir", folder, "--test-only", data=small_cifar)
+    assert all(result in again for result in results)
+    assert "Training" not in again
+    more = run_example(name, *ESTIMATOR, "--model-dir", folder, "--train-only", data=small_cifar)
+    assert "to step 128" in more.stdout
+    assert "Evaluating" not in more.stdout
+    assert "Training loss: " in more.stderr
+
+
+@slow
+def test_estimator_cnn_with_generated_data(tmp_path):
+    arguments = ["--generated-data", "--batch-size", "64", "--batches-per-step", "2", "--epochs", "0.005"]
+    name = "ipu_estimator_cnn/ipu_estimator_cnn.py"
+    result = run_example(name, *arguments, "--train-only", "--model-dir", str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert "STAND-IN" not in result.stderr
+    assert "Training on 256 examples" in result.stdout
+    refused = run_example(name, "--test-only")
+    assert refused.returncode == 2
+    assert "--test-only needs --model-dir" in refused.stderr
+
+
+def test_tf_data_variant():
+    pytest.importorskip("tensorflow")
+    arguments = [*COMMANDS["mnist/mnist.py"], "--tf-data"]
+    assert_learned(example("mnist/mnist.py", *arguments), arguments)
+
+
+def test_every_example_is_run_and_short():
+    scripts = {str(path.relative_to(EXAMPLES)): path for path in EXAMPLES.rglob("*.py")}
+    assert set(scripts) == {*COMMANDS, *SMALL_CIFAR, *MODULES, *PARTS}
+    for name, path in scripts.items():
+        assert len(path.read_text().splitlines()) < 150, name
+        assert "/" not in name or (EXAMPLES / name.split("/")[0] / "README.md").exists()
