@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,10 +15,6 @@ from openipu.engine.program.user_program import check_call, user_program
 from openipu.keras.extensions import extended
 
 __all__ = ["IPUStrategy", "IPUStrategyV1", "get_strategy", "has_strategy"]
-
-_lock = threading.Lock()
-_scopes = 0
-_undo: Any = None
 
 
 class IPUStrategyV1:
@@ -69,14 +64,12 @@ class IPUStrategyV1:
     def scope(self) -> Iterator[IPUStrategyV1]:
         """Make this the strategy of the models made until the `with` block ends."""
         stack = open_strategies()
-        _enter()
         stack.append(self)
         try:
-            with on(self._ordinal):
+            with on(self._ordinal), extend_new_models(self._extend, self._adopt):
                 yield self
         finally:
             stack.pop()
-            _leave()
 
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         """Run `fn(*args, **kwargs)` as one compiled program on all replicas; gives what the first replica returns.
@@ -104,8 +97,13 @@ class IPUStrategyV1:
         """Not available: the old name of `run`."""
         raise RuntimeError("`experimental_run_v2` is the old name of `run`. Call `strategy.run(fn, args=...)`.")
 
-    def _extends(self) -> bool:
-        return self._enable_keras_extensions
+    def _extend(self, cls: type) -> type | None:
+        """The class of a new model, if it is made in this scope and not in one inside it."""
+        return extended(cls) if self._enable_keras_extensions and get_strategy() is self else None
+
+    def _adopt(self, model: Any) -> None:
+        """Make a new model one of this strategy."""
+        model.__dict__["_ipu_session"] = Session(model, self)
 
 
 IPUStrategy = IPUStrategyV1
@@ -122,28 +120,3 @@ def get_strategy() -> IPUStrategyV1:
         raise RuntimeError("No strategy's scope is active here. Enter one with `with strategy.scope():`.")
     strategy: IPUStrategyV1 = open_strategies()[-1]
     return strategy
-
-
-def _extend(cls: type) -> type | None:
-    return extended(cls) if has_strategy() and get_strategy()._extends() else None
-
-
-def _made(model: Any) -> None:
-    model.__dict__["_ipu_session"] = Session(model, get_strategy())
-
-
-def _enter() -> None:
-    """Keras' model class is hooked while any scope is active, and only then."""
-    global _scopes, _undo
-    with _lock:
-        if _scopes == 0:
-            _undo = extend_new_models(_extend, _made)
-        _scopes += 1
-
-
-def _leave() -> None:
-    global _scopes
-    with _lock:
-        _scopes -= 1
-        if _scopes == 0:
-            _undo()

@@ -11,6 +11,7 @@ from typing import Any
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.keras_compat.api import overrides, update_metrics
+from openipu.engine.keras_compat.patches import STATELESS_APPLY, STATELESS_CALL
 
 import jax
 import keras
@@ -133,29 +134,20 @@ def _reduced_in_apply(optimizer: Any, replicas: Replicas, averaged: bool) -> Ite
     if replicas.count == 1 or optimizer is None:
         yield
         return
-    original = optimizer.stateless_apply
 
-    def apply(state: list[Any], gradients: list[Any], weights: list[Any]) -> Any:
+    def apply(original: Callable[..., Any], state: list[Any], gradients: list[Any], weights: list[Any]) -> Any:
         gradients = map_gradients(optimizer, gradients, weights, state)
         gradients = replicas.mean(gradients) if averaged else replicas.sum(gradients)
         with by_engine():
             return original(state, gradients, weights)
 
-    optimizer.__dict__["stateless_apply"] = apply
-    try:
+    with STATELESS_APPLY.using(apply, on=optimizer):
         yield
-    finally:
-        del optimizer.__dict__["stateless_apply"]
 
 
-@contextlib.contextmanager
-def called_by(model: Any, call: Callable[..., Any]) -> Iterator[None]:
+def called_by(model: Any, call: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
     """While active, Keras' own steps get the model's outputs from `call` instead of running the model."""
-    model.__dict__["stateless_call"] = call
-    try:
-        yield
-    finally:
-        del model.__dict__["stateless_call"]
+    return STATELESS_CALL.using(lambda _original, *args, **kwargs: call(*args, **kwargs), on=model)
 
 
 def _check_gradients(model: Any, shards: Shards | None, state: State, batch: Batch) -> None:

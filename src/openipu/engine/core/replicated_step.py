@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
-from openipu.engine.keras_compat import api as keras_api
+from openipu.engine.keras_compat.patches import BATCH_MOMENTS, RANDOM_FUNCTIONS
 
 import jax
 import jax.numpy as jnp
@@ -66,13 +65,11 @@ def _random_by_position(
     So dropout does not depend on how a global batch is spread. XLA only computes what is used. What has a parameter
     per sample (`categorical`, ...) cannot be drawn that way; there, replicas get different random numbers.
     """
-    thread = threading.get_ident()
 
-    def by_position(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        known = threading.get_ident() == thread and name in _SHAPED
-        return functools.partial(_draw, function, replicas, rows(), spot) if known else function
+    def by_position(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        return functools.partial(_draw, function, replicas, rows(), spot) if name in _SHAPED else function
 
-    return keras_api.random_functions(by_position)
+    return RANDOM_FUNCTIONS.using(by_position)
 
 
 _SHAPED = ("normal", "uniform", "randint", "truncated_normal", "bernoulli", "gamma", "binomial", "beta", "categorical")
@@ -106,7 +103,8 @@ def _shared_statistics(replicas: Replicas, group: int, active: Any) -> contextli
     Replicas that are not `active` have no micro-batch: they give nothing to the statistics nor to their gradients.
     """
 
-    def shared(mean: Any, variance: Any) -> tuple[Any, Any]:
+    def shared(moments: Callable[..., tuple[Any, Any]], *args: Any) -> tuple[Any, Any]:
+        mean, variance = moments(*args)
         whole = over_group(mean)
         return whole, over_group(variance + jnp.square(mean - whole))
 
@@ -114,4 +112,4 @@ def _shared_statistics(replicas: Replicas, group: int, active: Any) -> contextli
         whole = replicas.mean_of_active(values, active, group)
         return jnp.where(active, whole, lax.stop_gradient(whole))
 
-    return contextlib.nullcontext() if group == 1 else keras_api.batch_statistics(shared)
+    return contextlib.nullcontext() if group == 1 else BATCH_MOMENTS.using(shared)

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from openipu.engine.keras_compat.patches import OPTIMIZER_APPLY
+
 import keras
 
 from .accumulation import Accumulation
@@ -147,6 +149,9 @@ class IpuOptimizer(keras.optimizers.Optimizer):
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Update the variables."""
+        OPTIMIZER_APPLY.chain(type(self)._apply)(self, grads, trainable_variables)
+
+    def _apply(self, grads: Any, trainable_variables: Any = None) -> None:
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             if not self.built:

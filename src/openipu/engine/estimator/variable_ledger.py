@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from openipu.engine.keras_compat import api as keras_api
-from openipu.engine.keras_compat.patches import SharedPatch, patched
+from openipu.engine.keras_compat.patches import NEW_VARIABLES, OPTIMIZER_MINIMIZE, TRAINING_FLAG, Handler, Patch
 
 import jax
 import keras
@@ -49,7 +49,8 @@ class Ledger(keras.StatelessScope):
         with contextlib.ExitStack() as stack:
             stack.enter_context(keras_api.fresh_names())
             stack.enter_context(_current(self))
-            stack.enter_context(_patch.active())
+            for patch, handler in _HANDLERS:
+                stack.enter_context(patch.using(handler, once=True))
             super().__enter__()
             self._stack = stack.pop_all()
         return self
@@ -94,7 +95,6 @@ class Ledger(keras.StatelessScope):
 
 
 _ledgers = threading.local()
-_true_init = keras.Variable.__init__
 
 
 def current_ledger() -> Ledger | None:
@@ -112,20 +112,6 @@ def _current(ledger: Ledger) -> Iterator[None]:
         _ledgers.stack.pop()
 
 
-@contextlib.contextmanager
-def _reporting() -> Iterator[None]:
-    """Variables report to their thread's ledger, and layers and optimizers ask it."""
-    with patched(keras.Variable, "__init__", _reporting_init), keras_api.training_flag(_training):
-        keras.optimizers.Optimizer.minimize = _minimize
-        try:
-            yield
-        finally:
-            del keras.optimizers.Optimizer.minimize
-
-
-_patch = SharedPatch(_reporting)
-
-
 def _training(told: bool | None) -> bool | None:
     """What the outermost layer call was told, else what the ledger says."""
     ledger = current_ledger()
@@ -134,13 +120,18 @@ def _training(told: bool | None) -> bool | None:
 
 def _minimize(optimizer: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
     ledger = current_ledger()
-    if ledger is None:
-        raise RuntimeError("`minimize` belongs into the model_fn of an estimator, but none is being traced here.")
+    assert ledger is not None
     return ledger._minimize(optimizer, loss, *args, **kwargs)
 
 
 def _reporting_init(
-    variable: Any, initializer: Any, shape: Any = None, dtype: Any = None, *args: Any, **kwargs: Any
+    init: Callable[..., None],
+    variable: Any,
+    initializer: Any,
+    shape: Any = None,
+    dtype: Any = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     """Keras' own constructor; inside a ledger, initial values are computed by whoever asks for them later.
 
@@ -148,7 +139,7 @@ def _reporting_init(
     """
     ledger = current_ledger()
     if ledger is None:
-        _true_init(variable, initializer, shape, dtype, *args, **kwargs)
+        init(variable, initializer, shape, dtype, *args, **kwargs)
         return
     make = keras.initializers.get(initializer) if isinstance(initializer, str) else initializer
     if not callable(make):
@@ -161,7 +152,7 @@ def _reporting_init(
     def bound(*_: Any, **__: Any) -> Any:
         return ledger.state_mapping[id(variable)]
 
-    _true_init(variable, bound, shape, dtype, *args, **kwargs)
+    init(variable, bound, shape, dtype, *args, **kwargs)
     ledger.add(variable, functools.partial(make, tuple(variable.shape), dtype=keras_api.stored_dtype(variable)))
 
 
@@ -176,3 +167,11 @@ def _kind() -> Kind:
         if isinstance(caller, keras.metrics.Metric):
             return "metric"
     return "weight"
+
+
+_HANDLERS: tuple[tuple[Patch, Handler], ...] = (
+    (NEW_VARIABLES, _reporting_init),
+    (TRAINING_FLAG, _training),
+    (OPTIMIZER_MINIMIZE, _minimize),
+)
+"""What an open ledger changes for its thread: variables report to it, and layers and optimizers ask it."""

@@ -1,28 +1,23 @@
 """The private parts of Keras that the rest of the package uses, under plain names.
 
-This is the only file that imports from `keras.src` or reads underscore attributes of Keras' objects, so a new Keras
+Only this file and patches.py import from `keras.src` or read underscore attributes of Keras' objects, so a new Keras
 release is met here and nowhere else. Nothing is decided here: each function is one thing that Keras knows or does.
-Those with a `with` block replace a part of Keras until the block ends.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 import keras
 from keras.src import api_export
-from keras.src.backend.common import global_state, keras_tensor
+from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.variables import AutocastScope, get_autocast_scope
-from keras.src.backend.jax import random as keras_random
 from keras.src.backend.jax.trainer import JAXTrainer
-from keras.src.layers.layer import CallContext
 from keras.src.models.functional import Functional, operation_fn, unpack_singleton
-from keras.src.ops.node import Node
 from keras.src.saving import object_registration
 from keras.src.trainers.data_adapters import get_data_adapter
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
@@ -31,8 +26,6 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset, PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from keras.src.utils.python_utils import pythonify_logs
-
-from .patches import patched
 
 __all__ = [
     "ArrayDataAdapter",
@@ -49,8 +42,6 @@ __all__ = [
     "set_keras_mask",
     "train_validation_split",
 ]
-
-Patch = contextlib.AbstractContextManager[None]
 
 # --- variables and optimizers ----------------------------------------------------------------------------------------
 
@@ -278,47 +269,6 @@ def go_on_naming(names: dict[str, int]) -> None:
     global_state.set_global_attribute("object_name_uids", collections.defaultdict(int, names))
 
 
-# --- Keras told to do otherwise --------------------------------------------------------------------------------------
-
-
-def random_functions(change: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> Patch:
-    """Until the block ends, Keras' random functions use `change(name, function)` for each function of `jax.random`."""
-    true_jax = keras_random.jax
-
-    class Random:
-        def __getattr__(self, name: str) -> Any:
-            return change(name, getattr(jax.random, name))
-
-    class Jax:
-        random = Random()
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(true_jax, name)
-
-    return patched(keras_random, "jax", Jax())
-
-
-def batch_statistics(change: Callable[[Any, Any], tuple[Any, Any]]) -> Patch:
-    """Until the block ends, BatchNormalization uses what `change(mean, variance)` makes of those of its batch."""
-    original = keras.layers.BatchNormalization._moments
-
-    def moments(layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        return change(*original(layer, inputs, mask))
-
-    return patched(keras.layers.BatchNormalization, "_moments", moments)
-
-
-def also_symbolic(test: Callable[[Any], bool]) -> Patch:
-    """Until the block ends, Keras records operations on whatever passes the test as on a KerasTensor."""
-    true = keras_tensor.KerasTensor
-
-    class Asked(type):
-        def __instancecheck__(cls, value: Any) -> bool:
-            return isinstance(value, true) or test(value)
-
-    return patched(keras_tensor, "KerasTensor", Asked("KerasTensor", (), {}))
-
-
 @contextlib.contextmanager
 def calls_forgotten(layers: Sequence[Any]) -> Iterator[None]:
     """When the block ends, the layers no longer know of the calls that were recorded inside."""
@@ -328,37 +278,3 @@ def calls_forgotten(layers: Sequence[Any]) -> Iterator[None]:
     finally:
         for layer, inbound, outbound in known:
             del layer._inbound_nodes[inbound:], layer._outbound_nodes[outbound:]
-
-
-@contextlib.contextmanager
-def watched(node_made: Callable[[Any], None], operation_made: Callable[[Any], None]) -> Iterator[None]:
-    """Until the block ends, each node and each operation, layers included, is shown after it was made."""
-    init_node, init_operation = Node.__init__, keras.Operation.__init__
-
-    def node(made: Any, *args: Any, **kwargs: Any) -> None:
-        init_node(made, *args, **kwargs)
-        node_made(made)
-
-    def operation(made: Any, *args: Any, **kwargs: Any) -> None:
-        init_operation(made, *args, **kwargs)
-        operation_made(made)
-
-    with patched(Node, "__init__", node), patched(keras.Operation, "__init__", operation):
-        yield
-
-
-@contextlib.contextmanager
-def training_flag(change: Callable[[bool | None], bool | None]) -> Iterator[None]:
-    """Until the block ends, layers take `change(told)` for the mode, `told` being what the outermost call was told."""
-
-    def get(context: Any) -> bool | None:
-        return change(vars(context).get("training"))
-
-    def set_(context: Any, value: bool | None) -> None:
-        vars(context)["training"] = value
-
-    CallContext.training = property(get, set_)
-    try:
-        yield
-    finally:
-        del CallContext.training

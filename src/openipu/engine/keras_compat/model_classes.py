@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from .api import model_opener, take_names
+from .patches import NEW_MODELS
 
 
-def extend_new_models(extend: Callable[[type], type | None], made: Callable[[Any], None]) -> Callable[[], None]:
-    """Until the returned function is called, `extend(cls)` may swap the class of each Keras model that is made.
+def extend_new_models(
+    extend: Callable[[type], type | None], made: Callable[[Any], None]
+) -> contextlib.AbstractContextManager[None]:
+    """Until the block ends, `extend(cls)` may swap the class of each Keras model that this thread makes.
 
     Keras' `Model.__new__` is the one place that every way of making a model passes through: Sequential, Functional,
     subclasses, `from_config`, `clone_model` and loading. `made` is shown each model whose class was swapped.
     """
-    original = keras.Model.__new__
 
-    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+    def new(original: Callable[..., Any], cls: type, *args: Any, **kwargs: Any) -> Any:
         # `Model(inputs, outputs)` makes a Functional, whose own __new__ comes back here.
         extended = None if cls is keras.Model else extend(cls)
         model = original(extended or cls, *args, **kwargs)
@@ -26,12 +29,7 @@ def extend_new_models(extend: Callable[[type], type | None], made: Callable[[Any
             made(model)
         return model
 
-    keras.Model.__new__ = new
-
-    def undo() -> None:
-        keras.Model.__new__ = original
-
-    return undo
+    return NEW_MODELS.using(new)
 
 
 def pickled(parts: Any) -> tuple[Any, ...]:

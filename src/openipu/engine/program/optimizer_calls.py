@@ -4,43 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from openipu.engine.core.optimizer_chain import describe, map_gradients
-from openipu.engine.core.wrapped_optimizer import IpuOptimizer, by_engine, chain, is_by_engine
+from openipu.engine.core.wrapped_optimizer import by_engine, chain, is_by_engine
 from openipu.engine.keras_compat.api import optimized_variables
+from openipu.engine.keras_compat.patches import LOSS_SCALE_APPLY, OPTIMIZER_APPLY
 
 import keras
 
 from .program_trace import ProgramTrace
 
-_CLASSES = (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer, IpuOptimizer)
-"""Those with an `apply` of their own, which all other optimizers inherit."""
-
 
 @contextlib.contextmanager
 def in_program(trace: ProgramTrace) -> Iterator[None]:
     """Until the block ends, `apply` of every optimizer in this thread knows that it runs on one of several replicas."""
-    thread, originals = threading.get_ident(), [cls.apply for cls in _CLASSES]
 
-    def replaced(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-            if threading.get_ident() != thread or is_by_engine():
-                return original(self, grads, trainable_variables)
-            return _apply(trace, functools.partial(original, self), self, list(grads), trainable_variables)
+    def apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        own = functools.partial(original, optimizer)
+        if is_by_engine():
+            return own(grads, trainable_variables)
+        return _apply(trace, own, optimizer, list(grads), trainable_variables)
 
-        return apply
-
-    for cls, original in zip(_CLASSES, originals, strict=True):
-        cls.apply = replaced(original)
-    try:
+    with OPTIMIZER_APPLY.using(apply), LOSS_SCALE_APPLY.using(apply):
         yield
-    finally:
-        for cls, original in zip(_CLASSES, originals, strict=True):
-            cls.apply = original
 
 
 def _apply(

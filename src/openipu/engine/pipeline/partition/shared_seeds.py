@@ -7,16 +7,14 @@ each micro-batch where the calls of earlier stages would have left it, and ends 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from openipu.engine.keras_compat.patches import patched
+from openipu.engine.keras_compat.patches import SEEDS
 
 import jax.numpy as jnp
-import keras
 
 from .graph import Graph, Node
 from .run_nodes import abstract_values, spec_of
@@ -76,13 +74,11 @@ def _drawn(graph: Graph, cut: tuple[int, ...], inputs: Sequence[Any], training: 
 @contextlib.contextmanager
 def _counted_draws() -> Iterator[Counter[int]]:
     """How often each seed generator, known by the identity of its variable, is asked for a seed by this thread."""
-    original, thread = keras.random.SeedGenerator.next, threading.get_ident()
     counts: Counter[int] = Counter()
 
-    def counted(generator: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread:
-            counts[id(generator.state)] += 1
+    def counted(original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any) -> Any:
+        counts[id(generator.state)] += 1
         return original(generator, *args, **kwargs)
 
-    with patched(keras.random.SeedGenerator, "next", counted):
+    with SEEDS.using(counted):
         yield counts

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from openipu.engine.keras_compat import api as keras_api
-from openipu.engine.keras_compat.patches import SharedPatch
+from openipu.engine.keras_compat.patches import NODES, OPERATIONS
 
 _STAGE, _OPENS = "_openipu_stage", "_openipu_opens_stages"
 _marks = threading.local()
@@ -61,7 +61,7 @@ def recorded_nodes(nodes: list[Any]) -> contextlib.AbstractContextManager[None]:
 def _marking(**marks: Any) -> Iterator[None]:
     """Set marks of this thread."""
     before = dict(vars(_marks))
-    with _patch.active():
+    with NODES.using(_mark_node, once=True), OPERATIONS.using(_mark_operation, once=True):
         vars(_marks).update(marks)
         try:
             yield
@@ -70,15 +70,18 @@ def _marking(**marks: Any) -> Iterator[None]:
             vars(_marks).update(before)
 
 
-def _mark_node(node: Any) -> None:
+def _mark_node(init: Callable[..., None], node: Any, *args: Any, **kwargs: Any) -> None:
+    init(node, *args, **kwargs)
     _mark(node)
     if hasattr(_marks, "nodes") and not keras_api.in_layer_call():
         _marks.nodes.append(node)
 
 
+def _mark_operation(init: Callable[..., None], operation: Any, *args: Any, **kwargs: Any) -> None:
+    init(operation, *args, **kwargs)
+    _mark(operation)
+
+
 def _mark(made: Any) -> None:
     if current_stage() is not None:
         vars(made)[_STAGE] = current_stage()
-
-
-_patch = SharedPatch(lambda: keras_api.watched(_mark_node, _mark))

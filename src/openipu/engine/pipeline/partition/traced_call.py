@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from openipu.engine.keras_compat import api as keras_api
-from openipu.engine.keras_compat.patches import patched
+from openipu.engine.keras_compat.patches import LAYER_CALLS, SYMBOLIC_TENSORS
 
 import jax
 import keras
@@ -136,19 +136,13 @@ class _CallRecorder:
 
     def _symbolic_variables(self) -> contextlib.AbstractContextManager[None]:
         """Operations on variables are recorded."""
-        thread = threading.get_ident()
-
-        def is_operand(value: Any) -> bool:
-            return isinstance(value, keras.Variable) and threading.get_ident() == thread and _at_top()
-
-        return keras_api.also_symbolic(is_operand)
+        return SYMBOLIC_TENSORS.using(lambda value: isinstance(value, keras.Variable) and _at_top())
 
     def _symbolic_layers(self) -> contextlib.AbstractContextManager[None]:
         """Calls of layers on constants are recorded."""
-        original, thread = keras.Layer.__call__, threading.get_ident()
 
-        def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != thread or not _at_top():
+        def call(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not _at_top():
                 return original(layer, *args, **kwargs)
             if not any(map(is_symbolic, keras.tree.flatten((args, kwargs)))):
                 args, kwargs = keras.tree.map_structure(self._symbol, (args, kwargs))
@@ -156,7 +150,7 @@ class _CallRecorder:
             self._given[id(self._nodes[-1])] = args, kwargs
             return outputs
 
-        return patched(keras.Layer, "__call__", call)
+        return LAYER_CALLS.using(call)
 
     def _symbol(self, value: Any) -> Any:
         if not (keras.ops.is_tensor(value) or isinstance(value, keras.Variable | np.ndarray)):

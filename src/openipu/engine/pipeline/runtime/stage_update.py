@@ -6,9 +6,10 @@ from all gradients (a global norm to clip by, whether a scaled loss overflowed) 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from openipu.engine.core.optimizer_twin import build_twin, make_twin, stand_in
 from openipu.engine.core.wrapped_optimizer import by_engine, chain, loss_scale
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
 from openipu.engine.keras_compat.api import drop_values
+from openipu.engine.keras_compat.patches import CHECK_FINITE
 
 import jax
 import jax.numpy as jnp
@@ -171,20 +173,14 @@ def _sum(array: Any) -> Any:
     return lax.psum(array.astype(jnp.int32), STAGE_AXIS) > 0 if array.dtype == bool else lax.psum(array, STAGE_AXIS)
 
 
-class _told_finite:  # noqa: N801 - reads as a function
+@contextlib.contextmanager
+def _told_finite(twin: Any, finite: Any) -> Iterator[None]:
     """While active, a twin that scales its loss believes `finite` instead of looking at its own gradients."""
-
-    def __init__(self, twin: Any, finite: Any) -> None:
-        self._scaling = [link for link in chain(twin) if isinstance(link, keras.optimizers.LossScaleOptimizer)]
-        self._finite = finite
-
-    def __enter__(self) -> None:
-        for link in self._scaling:
-            link.__dict__["check_finite"] = lambda _gradients: self._finite
-
-    def __exit__(self, *_: object) -> None:
-        for link in self._scaling:
-            del link.__dict__["check_finite"]
+    with contextlib.ExitStack() as stack:
+        for link in chain(twin):
+            if isinstance(link, keras.optimizers.LossScaleOptimizer):
+                stack.enter_context(CHECK_FINITE.using(lambda *_: finite, on=link))
+        yield
 
 
 def make_update(
