@@ -216,6 +216,21 @@ def numbers(seed: int, ours: bool) -> list[np.ndarray]:
     return [*model.get_weights(), np.asarray(evaluated), model.predict(X, batch_size=4, verbose=0)]
 
 
+def in_threads(jobs: list[tuple[int, bool]]) -> dict[int, list[np.ndarray]]:
+    """The numbers of all jobs, done at the same time."""
+    found: dict[int, list[np.ndarray]] = {}
+
+    def run(number: int) -> None:
+        found[number] = numbers(*jobs[number])
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
 @pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_models_in_several_threads_give_what_they_give_one_after_the_other(rounds: int) -> None:
     config = ipu.config.IPUConfig()
@@ -224,14 +239,7 @@ def test_models_in_several_threads_give_what_they_give_one_after_the_other(round
     jobs = [(1, True), (2, True), (3, False)]
     expected = [numbers(*job) for job in jobs]
     for _ in range(rounds):
-        found: dict[int, list[np.ndarray]] = {}
-        threads = [
-            threading.Thread(target=lambda i=i, job=job: found.update({i: numbers(*job)})) for i, job in enumerate(jobs)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        found = in_threads(jobs)
         for i, arrays in enumerate(expected):
             for actual, wanted in zip(found[i], arrays, strict=True):
                 np.testing.assert_array_equal(actual, wanted)
