@@ -1,4 +1,4 @@
-"""`python -m benchmarks.replicas`: the cost of accumulation and replicas, compared with the plain step in the same run."""
+"""`python -m benchmarks.replicas`: the cost of accumulation and replicas, next to the plain step in the same run."""
 
 import argparse
 import os
