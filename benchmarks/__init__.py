@@ -1,1 +1,1 @@
-"""Speed, against real peers in the same run. `python -m benchmarks` measures; the results are in `results/`."""
+"""Speed measured against real peers in the same run. `python -m benchmarks` measures; the results are in `results/`."""

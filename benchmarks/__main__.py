@@ -1,6 +1,6 @@
 """`python -m benchmarks`: microseconds per step against real peers, in one run, medians over interleaved rounds.
 
-Each measurement is a process of its own (worker.py). Peers run in their own environment (`.peers`), made on first use.
+Each measurement runs in its own process (worker.py). Peers run in their own environment (`.peers`), made on first use.
 Results go to benchmarks/results/NAME.json and NAME.md.
 """
 
@@ -21,13 +21,13 @@ PER_EXECUTION = ("1", "100", "epoch")
 
 
 def entries(models: list[str], peers: list[str], steps: int | None, batch: int | None) -> list[Entry]:
-    """Everything to measure. A plain scan of convolutions is 50 times slower on a CPU, so it gets few steps there."""
+    """Everything to measure. A plain scan of convolutions is 50 times slower on a CPU, so it runs few steps there."""
     rows = []
     for model in models:
         rows += [Entry(model, "openipu", n, steps, batch=batch) for n in PER_EXECUTION]
         few = 3 if model != "mlp" and not steps else steps
         rows.append(Entry(model, "scan", steps=few, epochs=1 if few == 3 else 3, batch=batch))
-        # Keras on torch takes one step at a time only.
+        # Keras on torch runs only one step at a time.
         peers_of = [(peer, n) for peer in peers for n in (PER_EXECUTION if peer != "torch" else PER_EXECUTION[:1])]
         rows += [Entry(model, peer, n, steps, 2, batch) for peer, n in peers_of]
     return rows

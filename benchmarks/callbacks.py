@@ -1,7 +1,7 @@
 """`python -m benchmarks.callbacks`: what asynchronous callbacks cost, at about 1,000 steps a second.
 
-The same model is trained with batch callbacks once per execution and with asynchronous ones for every step, in turns in
-one process, with a callback that keeps the loss and with Keras' progress bar.
+One process trains the same model alternately with batch callbacks once per execution and with asynchronous callbacks
+for every step; once with a callback that keeps the loss and once with Keras' progress bar.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def make_model(asynchronous: bool) -> Any:
 
 
 class Losses(keras.callbacks.Callback):
-    """Keeps the loss of each batch that it is told about."""
+    """Keeps the loss of each batch it hears of."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Losses(keras.callbacks.Callback):
 
 
 def epoch_seconds(model: Any, data: tuple[Any, Any], verbose: int, losses: Losses) -> float:
-    """The duration of one epoch, which is one execution."""
+    """Seconds of one epoch, which is one execution."""
     start = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
         model.fit(*data, batch_size=BATCH, verbose=verbose, shuffle=False, callbacks=[losses])

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.checkpoints`: what saving after every execution costs, against the same `fit` without.
+"""`python -m benchmarks.checkpoints`: what saving after every execution costs, compared with the same `fit` without it.
 
-Both are measured in turn in one process, so that a busy minute hits both.
+Both are measured alternately in one process, so that a busy minute affects both.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from benchmarks.worker import make_clock
 EXECUTIONS = {"mlp": (100, 625, 1875), "cnn": (10, 100), "cifar": (10, 40)}
 """Steps per execution for each model; the last one is an epoch."""
 ROUNDS = {"mlp": 24, "cnn": 8, "cifar": 6}
-"""Short ones vary more."""
+"""Rounds for each model; short ones vary more."""
 
 
 def measure(model: str, per_execution: int, rounds: int, epochs: int) -> tuple[list[float], list[float], float]:
     """Microseconds per step in each round, without and with checkpoints; checkpoints per execution.
 
-    A round is the mean over its epochs but the first, because not every epoch has as many checkpoints.
+    A round is the mean over all its epochs but the first, because epochs differ in their number of checkpoints.
     """
     case = CASES[model]
     with ipu.ipu_strategy.IPUStrategy().scope():

@@ -1,7 +1,7 @@
 """`python -m benchmarks.estimators`: `IPUEstimator.train` against `fit` of the same CNN on the same CIFAR-10 images.
 
-Both run in turns in one process, with executions of the same length. The estimator reads its batches from `input_fn`
-and ends each `train` with a checkpoint, which is in its time; `fit` has the images on the device.
+Both run alternately in one process, with executions of the same length. The estimator reads its batches from `input_fn`
+and ends each `train` with a checkpoint, which counts towards its time; `fit` has the images on the device.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def estimated(images, labels, batch: int, steps: int, folder: str):
 
 
 def timed(run: Callable[[], object], steps: int) -> Callable[[], float]:
-    """A function that runs and gives the microseconds per step."""
+    """A function that runs and returns the microseconds per step."""
 
     def seconds() -> float:
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""One measurement: a worker process, in this environment or in that of the peers."""
+"""One measurement: a worker process, in this environment or in the peers' environment."""
 
 import json
 import os
@@ -75,9 +75,9 @@ def write(name: str, facts: dict[str, object], results: "dict[Entry, list[float]
 
 
 def in_turns(runners: "dict[str, Callable[[], float]]", rounds: int) -> "dict[str, list[float]]":
-    """What each runner gives in each round, after one that compiles.
+    """What each runner returns in each round, after a first round that compiles.
 
-    Every other round goes backwards, so that nobody always comes first.
+    Every other round runs in reverse order, so that nobody always comes first.
     """
     for run in runners.values():
         run()
@@ -91,8 +91,8 @@ def in_turns(runners: "dict[str, Callable[[], float]]", rounds: int) -> "dict[st
 def throughput(times: "list[float]", base: "list[float]") -> str:
     """Two columns of a table: the throughput of one against the other, by medians and by rounds.
 
-    The machine's speed changes by a tenth within a minute, so what is next to each other in time is compared too. How
-    far the quartiles are apart says how much the median is worth.
+    The machine's speed changes by a tenth within a minute, so neighbours in time are compared as well. The distance
+    between the quartiles shows how reliable the median is.
     """
     ratios = [b / a for a, b in zip(times, base, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
@@ -100,11 +100,11 @@ def throughput(times: "list[float]", base: "list[float]") -> str:
 
 
 THROUGHPUT = "by medians | by rounds (quartiles)"
-"""The heads of these columns."""
+"""The headings of these columns."""
 
 
 def run_rounds(todo: list[Entry], python: dict[str, str], rounds: int) -> "dict[Entry, list[float]]":
-    """Measure everything `rounds` times, interleaved, so that a busy minute does not hit one entry only."""
+    """Measure everything `rounds` times, interleaved, so that a busy minute does not affect one entry only."""
     results: dict[Entry, list[float]] = {entry: [] for entry in todo}
     for number in range(rounds):
         for i, entry in enumerate(todo):

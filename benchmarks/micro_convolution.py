@@ -2,7 +2,8 @@
 
     taskset -c 0 python benchmarks/micro_convolution.py [--platform cpu] [--batch 16] [--match 3x3]
 
-Prints milliseconds per step, the least of several repeats; on a CPU processor time, which other programs disturb less.
+Prints milliseconds per step, the minimum of several repeats. On a CPU this is processor time, which other programs
+disturb less.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def layer_step(layer: Layer, batch: int) -> tuple[Callable[..., Any], tuple[Any,
 
 
 def looped(step: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
-    """`n` steps in one program; every step depends on the one before, so none can be left out."""
+    """`n` steps in one program; every step depends on the one before, so none can be optimised away."""
 
     def run(n: int, *args: jax.Array) -> Any:
         def body(_: Any, carry: Any) -> Any:
@@ -101,10 +102,10 @@ def looped(step: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any
 
 
 def milliseconds(program: Callable[..., Any], args: tuple[Any, ...], clock: Callable[[], float]) -> float:
-    """The least time of one step."""
+    """The minimum time of one step."""
     start = clock()
     jax.block_until_ready(program(1, *args))
-    # The original can take a second a step: what one step has shown need not be shown at length.
+    # The original can take a second per step; then a few steps are proof enough.
     steps, repeats = (1, 2) if clock() - start > 0.3 else (STEPS, REPEATS)
     times = []
     for _ in range(repeats):

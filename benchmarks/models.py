@@ -33,7 +33,7 @@ def data(case: Case, batch: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def keras_api(name: str) -> Any:
-    """The compiled-ready Keras model."""
+    """The Keras model, ready to be compiled."""
     import keras
     from keras import layers as kl
 

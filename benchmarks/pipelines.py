@@ -1,7 +1,7 @@
 """`python -m benchmarks.pipelines`: two stages on two virtual devices, against one device and against a Python loop.
 
-The peers, all in the same process and in turns: one device with the same accumulation in one program; and a pipeline as
-one would write it by hand, in which Python launches one compiled function per stage and micro-batch.
+The peers take turns in the same process: one device with the same accumulation in one program; and a pipeline as one
+would write it by hand, in which Python launches one compiled function per stage and micro-batch.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-os.environ["OPENIPU_CACHE"] = "off"  # or compile times would be those of a file
+os.environ["OPENIPU_CACHE"] = "off"  # otherwise compile times would be those of reading a file
 
 import openipu as ipu
 
@@ -28,7 +28,7 @@ MICRO_BATCHES = 16
 
 @dataclass(frozen=True)
 class Case:
-    """Dense layers of these widths, the first being that of the data."""
+    """Dense layers of these widths; the first is that of the data."""
 
     name: str
     widths: tuple[int, ...]
@@ -48,7 +48,7 @@ CASES = {
 
 
 def configure(devices: int) -> object:
-    """Strategies of one device and of so many."""
+    """Strategies with one device and with this many."""
     config = ipu.config.IPUConfig()
     config.auto_select_ipus = [1, devices]
     config.configure_ipu_system()
@@ -128,7 +128,7 @@ def dense(weights, x):
 
 
 def measure(case: Case, schedules: list[str], rounds: int) -> dict[str, object]:
-    """Medians over rounds in which everybody takes a turn."""
+    """Medians over rounds in which every contender takes a turn."""
     one, two = configure(2)
     rng = np.random.default_rng(0)
     rows = case.batch * MICRO_BATCHES * case.updates

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.replicas`: what accumulation and replicas cost, against the plain step in the same run."""
+"""`python -m benchmarks.replicas`: the cost of accumulation and replicas, next to the plain step in the same run."""
 
 import argparse
 import os

@@ -1,6 +1,6 @@
 """`python -m benchmarks.tutorial`: the completed example of the tutorial on MNIST, step by step through its options.
 
-Each row is a process of its own that calls the example's `main`, as its command line does, with a clock as callback.
+Each row runs in its own process, which calls the example's `main` as its command line does, with a clock as callback.
 A step is a batch of one replica, as in the progress bar. The first epoch, which compiles, is not counted.
 """
 
@@ -65,7 +65,7 @@ def work(options: list[str]) -> None:
 
 
 def run(row: Row, options: list[str]) -> Result:
-    """One row, in a process of its own."""
+    """One row, in its own process."""
     words = [sys.executable, "-m", "benchmarks.tutorial", "work", *row.options.split(), *options]
     environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -75,7 +75,7 @@ def run(row: Row, options: list[str]) -> Result:
 
 
 def table(results: dict[Row, Result], facts: dict[str, Any]) -> str:
-    """Markdown: this machine beside the tutorial's IPUs."""
+    """Markdown: this machine next to the tutorial's IPUs."""
     columns = ["", "options", "us per step", "accuracy", "test accuracy", "tutorial: us per step", "accuracy"]
     lines = [
         f"Measured {facts['date']} on {facts['machine']}; command: `{facts['command']}`. {facts['data']}, batch "
@@ -98,7 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tutorial")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=3, help="2 or more: the first one is not counted")
-    parser.add_argument("--samples", type=int, help="use only so many images (for a quick look)")
+    parser.add_argument("--samples", type=int, help="how many images to use (for a quick look)")
     parser.add_argument("--name", default="tutorial", help="of the files in benchmarks/results")
     options = parser.parse_args()
     more = ["--batch-size", str(options.batch_size), "--epochs", str(options.epochs)]

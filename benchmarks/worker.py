@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.models import CASES, Case, compile_model, data, keras_api
 
 Seconds = tuple[list[float], float]
-"""Seconds of each epoch but the first, and until the end of the first execution."""
+"""Seconds of each epoch but the first, and seconds until the end of the first execution."""
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def with_fit(options: argparse.Namespace, case: Case, batch: int, steps: int, pe
 
 
 def make_clock() -> Any:
-    """A callback that keeps the seconds of each epoch and the moment at which the first execution was done."""
+    """A callback that keeps the seconds of each epoch and the time at which the first execution ended."""
     import keras
 
     class Clock(keras.callbacks.Callback):

@@ -1,4 +1,4 @@
-"""A large batch on a small device: gradients of several micro-batches make one update, on one or more replicas.
+"""A large batch on a small device: several micro-batches make one update, on one or more replicas.
 
 Trains twice, with accumulated micro-batches and with the whole batch at once, and shows that the weights are equal.
 Run it with `python examples/gradient_accumulation.py`, or with `--replicas 2`.
@@ -15,12 +15,12 @@ import numpy as np
 def parse_arguments():
     parser = argparse.ArgumentParser(description="Gradient accumulation with OpenIPU")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--micro-batch", type=int, default=8, help="samples that a replica processes at once")
+    parser.add_argument("--micro-batch", type=int, default=8, help="samples that each replica processes at once")
     parser.add_argument("--accumulate", type=int, default=8, help="micro-batches per update, on each replica")
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--method", choices=["sum", "mean", "running_mean"], default="mean")
-    parser.add_argument("--samples", type=int, help="use only so many training images")
-    parser.add_argument("--test-samples", type=int, help="use only so many test images")
+    parser.add_argument("--samples", type=int, help="how many training images to use (default: all)")
+    parser.add_argument("--test-samples", type=int, help="how many test images to use (default: all)")
     return parser.parse_args()
 
 
@@ -41,7 +41,7 @@ def make_strategy(devices):
 
 
 def make_model():
-    # The same first weights and the same order of samples both times.
+    # Both runs start with the same weights and see the samples in the same order.
     keras.utils.set_random_seed(1)
     return keras.Sequential(
         [keras.Input((784,)), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(10, activation="softmax")]
@@ -79,7 +79,7 @@ def main():
     accuracy = model.evaluate(*test, batch_size=args.micro_batch, verbose=0, return_dict=True)["accuracy"]
     print(f"Test accuracy: {accuracy:.4f}")
 
-    print(f"\nOnce more, with all {batch} samples at once on one device")
+    print(f"\nAgain, with all {batch} samples at once on one device")
     with make_strategy(1).scope():
         whole = make_model()
     compile_and_fit(whole, train, learning_rate, 4, batch_size=batch, epochs=args.epochs, verbose=0)

@@ -1,4 +1,4 @@
-"""A training loop of your own: data through an infeed queue, losses through an outfeed queue, one program per epoch.
+"""Your own training loop: data through an infeed queue, losses through an outfeed queue, one program per epoch.
 
 The whole loop runs on the device. A second thread prints the losses while it runs.
 Run it with `python examples/infeed_outfeed.py`, or with `--replicas 2`.
@@ -16,10 +16,10 @@ import numpy as np
 def parse_arguments():
     parser = argparse.ArgumentParser(description="Feeds with OpenIPU")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=32, help="samples that a replica processes at once")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples that each replica processes at once")
     parser.add_argument("--replicas", type=int, default=1)
-    parser.add_argument("--samples", type=int, help="use only so many training images")
-    parser.add_argument("--test-samples", type=int, help="use only so many test images")
+    parser.add_argument("--samples", type=int, help="how many training images to use (default: all)")
+    parser.add_argument("--test-samples", type=int, help="how many test images to use (default: all)")
     return parser.parse_args()
 
 
@@ -35,7 +35,7 @@ def make_strategy(replicas):
 
 
 def shuffled_batches(x, y, size):
-    """Batches of one size without an end. Any dataset would do: tf.data, grain, a list."""
+    """Endless batches of one size. Any dataset would do: tf.data, grain, a list."""
     generator = np.random.default_rng(1)
     while True:
         order = generator.permutation(len(x))

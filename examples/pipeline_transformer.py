@@ -1,6 +1,6 @@
-"""A small decoder that learns to write Python, letter by letter, in a pipeline that was cut automatically.
+"""A small decoder that learns to write Python, letter by letter, split automatically into pipeline stages.
 
-The first and the last stage use the same embedding: their gradients are added, on whatever devices they are.
+The first and the last stage share an embedding: its gradients are added up, whatever devices they are on.
 Run it with `python examples/pipeline_transformer.py`; with `--ipus 8` there are two replicas of the four stages.
 """
 
@@ -19,7 +19,7 @@ SCHEDULES = [schedule.name for schedule in ipu.ops.pipelining_ops.PipelineSchedu
 def parse_arguments():
     parser = argparse.ArgumentParser(description="A decoder in a pipeline with OpenIPU")
     parser.add_argument("--stages", type=int, default=4)
-    parser.add_argument("--ipus", type=int, help="devices (default: one for each stage); twice as many: two replicas")
+    parser.add_argument("--ipus", type=int, help="devices (default: one per stage); twice as many make two replicas")
     parser.add_argument("--schedule", choices=SCHEDULES, default="Grouped")
     parser.add_argument("--accumulate", type=int, help="micro-batches per update (default: twice the stages)")
     parser.add_argument("--batch-size", type=int, default=8, help="lines of text in a micro-batch")
@@ -27,12 +27,12 @@ def parse_arguments():
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--blocks", type=int, default=6, help="attention blocks")
     parser.add_argument("--width", type=int, default=64, help="numbers per letter")
-    parser.add_argument("--context", type=int, default=64, help="letters that the model looks back on")
+    parser.add_argument("--context", type=int, default=64, help="letters that the model can look back at")
     return parser.parse_args()
 
 
 def read_text():
-    """The text of a module that comes with Python, as numbers, and how many letters there are."""
+    """The text of a module of Python's standard library as numbers, and the number of different letters."""
     text = pathlib.Path(argparse.__file__).read_text(encoding="utf-8")
     letters, numbers = np.unique(list(text), return_inverse=True)
     return numbers.astype("int32"), len(letters)
@@ -46,7 +46,7 @@ def windows(numbers, count, length, rng):
 
 
 class Positions(layers.Layer):
-    """Adds to each letter what the model has learned about its place."""
+    """Adds what the model has learned about each position."""
 
     def build(self, shape):
         self.table = self.add_weight(shape=shape[1:], initializer=keras.initializers.RandomNormal(stddev=0.02))

@@ -1,7 +1,7 @@
-"""Training that survives: stop it in any way, run the same command again, and it goes on where it was.
+"""Training that survives: stop it in any way, run the same command again, and it resumes where it was.
 
     python examples/resume.py --folder run --crash-after 20     # kills itself in the middle of an epoch
-    python examples/resume.py --folder run                      # goes on, and ends as if nothing had happened
+    python examples/resume.py --folder run                      # resumes, and ends as if nothing had happened
 
 The last line is a digest of all weights: it is the same with and without the crash.
 """
@@ -19,18 +19,18 @@ import numpy as np
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description="Checkpoints with OpenIPU")
-    parser.add_argument("--folder", default="resume-run", help="where the checkpoints are; another folder begins anew")
+    parser.add_argument("--folder", default="resume-run", help="folder of the checkpoints; a new one starts a new run")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--steps-per-execution", type=int, default=50)
-    parser.add_argument("--crash-after", type=int, help="kill this process after so many executions")
-    parser.add_argument("--samples", type=int, help="use only so many training images")
-    parser.add_argument("--test-samples", type=int, help="use only so many test images")
+    parser.add_argument("--crash-after", type=int, help="kill this process after this many executions")
+    parser.add_argument("--samples", type=int, help="how many training images to use (default: all)")
+    parser.add_argument("--test-samples", type=int, help="how many test images to use (default: all)")
     return parser.parse_args()
 
 
 class Crash(keras.callbacks.Callback):
-    """The end of the process, without a chance to tidy up."""
+    """Kills the process, without a chance to clean up."""
 
     def __init__(self, executions):
         super().__init__()

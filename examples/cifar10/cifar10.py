@@ -9,7 +9,7 @@ import keras
 
 
 def load():
-    """Images (uint8) and labels: CIFAR-10 from OPENIPU_DATA or Keras, else stand-in images that say so."""
+    """Images (uint8) and labels: CIFAR-10 from OPENIPU_DATA or Keras, otherwise stand-in images with a warning."""
     data = ipu.datasets.cifar10()
     return (data.x_train, data.y_train[:, 0]), (data.x_test, data.y_test[:, 0])
 
@@ -22,7 +22,7 @@ def count(text):
 
 
 def execution_steps(test_images, batch_size):
-    """Steps of one execution: as many as the test images make."""
+    """Steps of one execution: as many as the test images fill."""
     images = len(test_images)
     if batch_size > images:
         raise SystemExit(f"--batch-size {batch_size} is more than the {images} test images. Give at most {images}.")
@@ -74,7 +74,7 @@ def mean_loss(labels, logits):
 
 
 def train_input(x, y, batch_size):
-    """An input_fn: shuffled batches without end, the same ones each time it is called."""
+    """An input_fn: endless shuffled batches, the same ones each time it is called."""
     return lambda: ipu.data.repeat(x, y, batch_size=batch_size, shuffle=True, seed=1)
 
 

@@ -16,7 +16,7 @@ from cifar10 import count, execution_steps, load, mean_loss, network, show_log, 
 def parse_arguments():
     parser = argparse.ArgumentParser(description="CIFAR-10 with IPUEstimator on replicas")
     parser.add_argument("--batch-size", type=count, default=16, help="batch size of each replica")
-    parser.add_argument("--epochs", type=count, default=150, help="times that each replica trains on 50,000 images")
+    parser.add_argument("--epochs", type=count, default=150, help="passes of each replica over 50,000 images")
     parser.add_argument("--ipus", type=count, default=2, help="number of replicas")
     return parser.parse_args()
 
@@ -36,7 +36,7 @@ def main():
     show_log()
     train, test = load()
     test_steps = execution_steps(test[0], args.batch_size)
-    training_steps = 5 * test_steps  # steps are those of one replica
+    training_steps = 5 * test_steps  # steps count per replica
 
     cfg = ipu.config.IPUConfig()
     cfg.auto_select_ipus = args.ipus

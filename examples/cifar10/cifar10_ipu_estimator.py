@@ -15,7 +15,7 @@ from cifar10 import count, execution_steps, load, mean_loss, network, show_log, 
 def parse_arguments():
     parser = argparse.ArgumentParser(description="CIFAR-10 with IPUEstimator")
     parser.add_argument("--batch-size", type=count, default=16, help="batch size for training")
-    parser.add_argument("--epochs", type=count, default=150, help="times that the training images are gone through")
+    parser.add_argument("--epochs", type=count, default=150, help="passes over the training images")
     return parser.parse_args()
 
 

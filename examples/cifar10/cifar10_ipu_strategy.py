@@ -14,7 +14,7 @@ from cifar10 import count, execution_steps, layers, load
 def parse_arguments():
     parser = argparse.ArgumentParser(description="CIFAR-10 with IPUStrategy")
     parser.add_argument("--batch-size", type=count, default=16, help="batch size for training")
-    parser.add_argument("--epochs", type=count, default=150, help="times that the training images are gone through")
+    parser.add_argument("--epochs", type=count, default=150, help="passes over the training images")
     return parser.parse_args()
 
 

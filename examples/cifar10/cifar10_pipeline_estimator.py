@@ -1,4 +1,4 @@
-"""CIFAR-10 with `IPUPipelineEstimator`: the model is cut into two stages, each of which runs on a device of its own.
+"""CIFAR-10 with `IPUPipelineEstimator`: the model is cut into two stages, each on its own device.
 
 Micro-batches follow each other through the stages; the weights change once after `--gradient-accumulation-count` of
 them. Run it with `python examples/cifar10/cifar10_pipeline_estimator.py --epochs 5`.
@@ -17,7 +17,7 @@ from cifar10 import count, execution_steps, layers, load, mean_loss, show_log, t
 def parse_arguments():
     parser = argparse.ArgumentParser(description="CIFAR-10 with IPUPipelineEstimator")
     parser.add_argument("--batch-size", type=count, default=16, help="images of one micro-batch")
-    parser.add_argument("--epochs", type=count, default=150, help="times to train on 50,000 images")
+    parser.add_argument("--epochs", type=count, default=150, help="passes over 50,000 images")
     parser.add_argument("--ipus", type=count, default=2, help="number of devices: 2 stages times replicas")
     parser.add_argument("--gradient-accumulation-count", type=count, default=8, help="micro-batches of one update")
     parser.add_argument("--model_shard_position", type=count, default=7, help="layers in the first stage, 1 to 17")
@@ -46,7 +46,7 @@ def model_fn(mode, params):
         return loss if mode == ModeKeys.TRAIN else (loss, x, labels)
 
     def optimizer_function(loss):
-        # Not SGD as in the other scripts: with an update for every 128 images it would need more epochs.
+        # Unlike the other scripts, not SGD: with one update per 128 images it would need more epochs.
         optimizer = ipu.optimizers.CrossReplicaOptimizer(keras.optimizers.Adam(0.001))
         return ipu.ops.pipelining_ops.OptimizerFunctionOutput(optimizer, loss)
 

@@ -90,7 +90,7 @@ def model_fn(features, labels, mode, params):
 
 
 class Timer(SessionRunHook):
-    """Says how long a run took, its compilation included."""
+    """Prints how long a run took, including compilation."""
 
     def begin(self):
         self._start = time.perf_counter()
@@ -131,7 +131,7 @@ def main():
         )
     estimator = make_estimator(args)
     if not args.test_only:
-        # Whole executions, and at least one more than the epochs have.
+        # Whole executions, with at least one step more than the epochs need.
         steps = int(args.epochs * len(train[0]) // args.batch_size)
         steps += args.batches_per_step - steps % args.batches_per_step
         print(f"Training on {steps * args.batch_size} examples")

@@ -17,19 +17,19 @@ def parse_arguments():
     parser.add_argument("--steps-per-epoch", type=int, default=2000)
     parser.add_argument("--steps-per-execution", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--samples", type=int, help="use only so many training images")
-    parser.add_argument("--test-samples", type=int, help="use only so many test images")
+    parser.add_argument("--samples", type=int, help="how many training images to use (default: all)")
+    parser.add_argument("--test-samples", type=int, help="how many test images to use (default: all)")
     parser.add_argument("--tf-data", action="store_true", help="feed from a tf.data pipeline")
     return parser.parse_args()
 
 
 def looped_batches(x, y, batch_size):
-    """Batches without end: shuffled anew in every loop, always full, no image left out."""
+    """Endless batches: shuffled again in every pass, always full, no image left out."""
     return ipu.data.repeat(x, y, batch_size=batch_size, shuffle=True)
 
 
 def looped_tf_data(x, y, batch_size):
-    """The same as a tf.data pipeline. Here the images that do not fill a last batch are dropped in every loop."""
+    """The same as a tf.data pipeline. Here, images that do not fill a last batch are dropped in every pass."""
     import tensorflow as tf
 
     dataset = tf.data.Dataset.from_tensor_slices((x, y))
@@ -55,7 +55,7 @@ def main():
     make_batches = looped_tf_data if args.tf_data else looped_batches
     batches = make_batches(x_train, mnist.y_train, args.batch_size)
 
-    # One device: the first GPU or TPU core where there is one, else the CPU.
+    # One device: the first GPU or TPU core if there is one, otherwise the CPU.
     cfg = ipu.config.IPUConfig()
     cfg.auto_select_ipus = 1
     cfg.configure_ipu_system()
@@ -70,7 +70,7 @@ def main():
             metrics=["accuracy"],
             steps_per_execution=args.steps_per_execution,
         )
-        # shuffle=False: the order of an endless source is decided by the source.
+        # shuffle=False: an endless source decides its own order.
         model.fit(batches, steps_per_epoch=args.steps_per_epoch, epochs=args.epochs, shuffle=False, verbose=2)
         result = model.evaluate(x_test, mnist.y_test, batch_size=args.batch_size, verbose=0, return_dict=True)
 

@@ -1,4 +1,4 @@
-"""The same network as in mnist.py on plain Keras, to compare with.
+"""The same network as in mnist.py on plain Keras, for comparison.
 
 Run it with `python examples/mnist/mnist_cpu.py`.
 
@@ -18,8 +18,8 @@ def parse_arguments():
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--steps-per-epoch", type=int, default=2000)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--samples", type=int, help="use only so many training images")
-    parser.add_argument("--test-samples", type=int, help="use only so many test images")
+    parser.add_argument("--samples", type=int, help="how many training images to use (default: all)")
+    parser.add_argument("--test-samples", type=int, help="how many test images to use (default: all)")
     return parser.parse_args()
 
 

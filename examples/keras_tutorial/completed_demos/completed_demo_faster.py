@@ -19,8 +19,8 @@ def parse_arguments():
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--steps-per-execution", type=int, help="default: one epoch")
-    parser.add_argument("--samples", type=int, help="use only so many training images")
-    parser.add_argument("--test-samples", type=int, help="use only so many test images")
+    parser.add_argument("--samples", type=int, help="how many training images to use (default: all)")
+    parser.add_argument("--test-samples", type=int, help="how many test images to use (default: all)")
     return parser.parse_args()
 
 
@@ -58,7 +58,7 @@ def main():
     strategy = ipu.ipu_strategy.IPUStrategy()
     with strategy.scope():
         model = keras.Model(*model_fn())
-        # Changed: the program does all steps of an epoch before it comes back to Python.
+        # Changed: the program runs all steps of an epoch before it returns to Python.
         model.compile(
             "sgd",
             "categorical_crossentropy",

@@ -18,8 +18,8 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description="The tutorial CNN on one device with OpenIPU")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--samples", type=int, help="use only so many training images")
-    parser.add_argument("--test-samples", type=int, help="use only so many test images")
+    parser.add_argument("--samples", type=int, help="how many training images to use (default: all)")
+    parser.add_argument("--test-samples", type=int, help="how many test images to use (default: all)")
     return parser.parse_args()
 
 
@@ -28,7 +28,7 @@ def prepare_data(args):
     mnist = ipu.datasets.mnist(args.samples, args.test_samples)
 
     def prepare(images, labels):
-        # 2. Whole batches only, as in the tutorial. (OpenIPU also takes the rest: it pads and masks a partial batch.)
+        # 2. Whole batches only, as in the tutorial. (OpenIPU would also train on a partial last batch.)
         images, labels = ipu.data.trim(images, labels, batch_size=args.batch_size)
         return np.expand_dims(images / np.float32(255), -1), keras.utils.to_categorical(labels, NUM_CLASSES)
 
@@ -56,7 +56,7 @@ def main():
     cfg.auto_select_ipus = 1
     cfg.configure_ipu_system()
 
-    # 4. What is made inside the scope of the strategy runs on that device.
+    # 4. Models made inside the strategy's scope run on that device.
     strategy = ipu.ipu_strategy.IPUStrategy()
     with strategy.scope():
         model = keras.Model(*model_fn())

@@ -22,11 +22,11 @@ def parse_arguments():
     parser.add_argument("--batch-size", type=int, default=64)
     # Changed: a replica takes as many devices as the model has stages; more devices make more replicas.
     parser.add_argument("--ipus", type=int, nargs="+", default=[2, 4], help="devices; train once for each number")
-    # Changed: so many batches go through the pipeline, one behind the other, before each update of the weights.
+    # Changed: this many batches go through the pipeline, one behind the other, before each update of the weights.
     parser.add_argument("--gradient-accumulation-steps-per-replica", type=int, default=8)
     parser.add_argument("--steps-per-execution", type=int, help="default: one epoch")
-    parser.add_argument("--samples", type=int, help="use only so many training images")
-    parser.add_argument("--test-samples", type=int, help="use only so many test images")
+    parser.add_argument("--samples", type=int, help="how many training images to use (default: all)")
+    parser.add_argument("--test-samples", type=int, help="how many test images to use (default: all)")
     return parser.parse_args()
 
 
@@ -68,7 +68,7 @@ def train(mnist, args, num_ipus):
     strategy = ipu.ipu_strategy.IPUStrategy()
     with strategy.scope():
         model = keras.Model(*model_fn())
-        # Changed: how the stages run. Gradients are summed over batches, too, before each update of the weights.
+        # Changed: how the stages run. Gradients are also summed over batches before each update of the weights.
         model.set_pipelining_options(
             gradient_accumulation_steps_per_replica=args.gradient_accumulation_steps_per_replica,
             pipeline_schedule=ipu.ops.pipelining_ops.PipelineSchedule.Grouped,

@@ -18,11 +18,11 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description="The tutorial CNN on several devices with OpenIPU")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64)
-    # Changed: as many devices as copies of the model. `--batch-size` is what each of them processes in a step.
+    # Changed: one device for each copy of the model. `--batch-size` is what each of them processes in a step.
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--steps-per-execution", type=int, help="default: one epoch")
-    parser.add_argument("--samples", type=int, help="use only so many training images")
-    parser.add_argument("--test-samples", type=int, help="use only so many test images")
+    parser.add_argument("--samples", type=int, help="how many training images to use (default: all)")
+    parser.add_argument("--test-samples", type=int, help="how many test images to use (default: all)")
     return parser.parse_args()
 
 
@@ -62,7 +62,7 @@ def main():
     with strategy.scope():
         model = keras.Model(*model_fn())
         # Changed: steps are counted on each replica. Gradients are summed over replicas before each update of the
-        # weights, so the learning rate acts as if it were so many times as large.
+        # weights, so the learning rate acts as if it were multiplied by the number of replicas.
         model.compile(
             "sgd",
             "categorical_crossentropy",

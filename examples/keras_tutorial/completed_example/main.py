@@ -12,7 +12,7 @@ from utils import load_data, parse_arguments, steps_per_execution
 
 
 def make_model(args):
-    """A model for devices. It has to be made in the scope of a strategy."""
+    """A model for devices. Call this in the scope of a strategy."""
     if not args.pipelining:
         model = keras.Model(*model_fn())
         model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=args.accumulate)
@@ -26,7 +26,7 @@ def make_model(args):
 
 
 def train_and_test(model, args, callbacks):
-    """Train the model, in whatever scope this is called, and give its accuracies."""
+    """Train the model in the current scope and return its accuracies."""
     (x_train, y_train), (x_test, y_test) = load_data(args)
     model.compile(
         "sgd",

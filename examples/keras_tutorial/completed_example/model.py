@@ -1,4 +1,4 @@
-"""The tutorial CNN, as a standard Keras model and as one that is cut into two pipeline stages."""
+"""The tutorial CNN, as a standard Keras model and as one cut into two pipeline stages."""
 
 import openipu as ipu
 

@@ -22,7 +22,7 @@ def load_data(args):
 
 
 def parse_arguments(argv=None):
-    """The options, with those that were not given filled in. Options that contradict each other end the program."""
+    """The options, with defaults filled in. Options that contradict each other end the program."""
     parser = argparse.ArgumentParser(
         description="The tutorial CNN: plain Keras on the CPU, or OpenIPU on devices, or a pipeline over devices",
         allow_abbrev=False,
@@ -49,8 +49,8 @@ def parse_arguments(argv=None):
         metavar="N",
         help="steps of one launch of the program (default: an epoch with --use-ipu, else 1)",
     )
-    parser.add_argument("--samples", type=count, metavar="N", help="use only so many training images")
-    parser.add_argument("--test-samples", type=count, metavar="N", help="use only so many test images")
+    parser.add_argument("--samples", type=count, metavar="N", help="how many training images to use (default: all)")
+    parser.add_argument("--test-samples", type=count, metavar="N", help="how many test images to use (default: all)")
     args = parser.parse_args(argv)
     try:
         check(args)
@@ -102,7 +102,7 @@ def complete(args):
 
 
 def steps_per_execution(args, samples):
-    """As many steps as asked for, or an epoch: enough whole updates on every replica for all samples."""
+    """The steps asked for, or an epoch: enough whole updates on every replica for all samples."""
     if args.steps_per_execution or not args.use_ipu:
         return args.steps_per_execution or 1
     updates = -(-samples // (args.batch_size * args.replicas * args.accumulate))
