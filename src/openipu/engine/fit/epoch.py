@@ -8,6 +8,7 @@ from typing import Any
 
 from openipu.engine.core.state import Logs, Mode
 from openipu.engine.data.slab import Slab
+from openipu.engine.data.sources import Source
 from openipu.engine.host_io.step_logs import CallbackTeller, StepLogs
 from openipu.engine.loop.driver import Launched
 from openipu.engine.loop.interrupts import uninterrupted
@@ -22,8 +23,8 @@ from .state_in_flight import StateInFlight
 class Epoch:
     """An epoch whose callbacks hear of each execution when it has been launched."""
 
-    def __init__(self, mode: Mode, loop: Loop, held: StateInFlight, resident: Any, callbacks: Any) -> None:
-        self._mode, self._loop, self._resident = mode, loop, resident
+    def __init__(self, mode: Mode, loop: Loop, held: StateInFlight, source: Source, callbacks: Any) -> None:
+        self._mode, self._loop, self._source = mode, loop, source
         self.held = held
         self._began: Callable[[int], None] = getattr(callbacks, f"on_{mode}_batch_begin")
         self._ended: Callable[[int, Logs], None] = getattr(callbacks, f"on_{mode}_batch_end")
@@ -32,7 +33,7 @@ class Epoch:
         """Launch a slab on the model's state."""
         self._began(slab.begin)
         with uninterrupted():
-            results: list[Result] = self.held.run(self._loop.execute, self._resident, slab)
+            results: list[Result] = self.held.run(self._loop.execute, self._source.resident, slab)
         return results
 
     def tell(self, launched: Launched) -> Any:
@@ -55,9 +56,9 @@ class LiveEpoch(Epoch):
     """An epoch whose callbacks hear of each step while its execution runs."""
 
     def __init__(
-        self, mode: Mode, loop: Loop, held: StateInFlight, resident: Any, callbacks: Any, live: StepLogs
+        self, mode: Mode, loop: Loop, held: StateInFlight, source: Source, callbacks: Any, live: StepLogs
     ) -> None:
-        super().__init__(mode, loop, held, resident, callbacks)
+        super().__init__(mode, loop, held, source, callbacks)
         self._live = live
         self._teller: CallbackTeller | None = None
 
@@ -66,7 +67,7 @@ class LiveEpoch(Epoch):
         logs_of = _batch_outputs if self._mode == "predict" else lambda logs, _: logs
         self._teller = CallbackTeller(self._live, slab, self._began, self._ended, logs_of)
         launch = functools.partial(self._teller.launch, meanwhile=meanwhile)
-        results: list[Result] = self.held.run(self._loop.execute, self._resident, slab, launch)
+        results: list[Result] = self.held.run(self._loop.execute, self._source.resident, slab, launch)
         if self._live.error is not None:
             raise self._live.error
         return results
@@ -89,12 +90,12 @@ class LiveEpoch(Epoch):
 
 
 def make_epoch(
-    mode: Mode, loop: Loop, held: StateInFlight, resident: Any, callbacks: Any, live: StepLogs | None
+    mode: Mode, loop: Loop, held: StateInFlight, source: Source, callbacks: Any, live: StepLogs | None
 ) -> Epoch:
     """An epoch that tells callbacks about each step if there is `live`, else about each execution."""
     if live is None:
-        return Epoch(mode, loop, held, resident, callbacks)
-    return LiveEpoch(mode, loop, held, resident, callbacks, live)
+        return Epoch(mode, loop, held, source, callbacks)
+    return LiveEpoch(mode, loop, held, source, callbacks, live)
 
 
 def concatenate(blocks: list[Any]) -> Any:

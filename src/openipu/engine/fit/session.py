@@ -32,11 +32,11 @@ from .step_function import StepFunction
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """A running `fit` between two executions: all that another process needs in order to go on from here.
+    """A running `fit` between two executions: everything that another process needs to resume it.
 
-    `state` is a `Held.snapshot`, `epoch` Keras' number of the epoch, `ended` whether that had its last execution, and
-    `logs` those of the last execution. `resumed` is called when all is in place: after `on_epoch_begin`, which this
-    moment had behind it.
+    `state` is a `StateInFlight.snapshot`, `epoch` Keras' number of the epoch, `ended` whether the epoch had its last
+    execution, and `logs` are those of the last execution. `resumed` is called when everything is in place; by then
+    `on_epoch_begin` has been called again.
     """
 
     epoch: int
@@ -48,7 +48,7 @@ class ResumePoint:
 
 
 class CheckpointKeeper(Protocol):
-    """Somebody who saves moments of a `fit`."""
+    """Somebody who saves a running `fit` between its executions."""
 
     def executed(self, position: Position, state: Callable[[], State], logs: Logs, last: bool) -> None:
         """An execution was launched, perhaps the epoch's last one; `state()` is the state after it."""
@@ -70,7 +70,7 @@ class Session:
         self.callbacks: Any = None
         """The callbacks of a running `fit`."""
         self.resume: ResumePoint | None = None
-        """Where a `fit` goes on, if not at its beginning. Set by a callback when training begins."""
+        """Where a `fit` resumes, if not at its beginning. Set by a callback when training begins."""
         self.keeper: CheckpointKeeper | None = None
         """Who saves a running `fit`. Set by a callback when training begins."""
 
@@ -143,7 +143,7 @@ class Session:
             held.load(resume.state)
             feed.resume(resume.position)
             resume.resumed()
-        epoch = make_epoch(mode, function.loop, held, feed.source.resident, callbacks, function.live)
+        epoch = make_epoch(mode, function.loop, held, feed.source, callbacks, function.live)
         # A checkpoint says where the data is, so nothing may be read further ahead.
         depth = 1 if keeper else -(-(function.options.prefetch_depth or 1) // feed.width)
         position: Position | None = None
