@@ -1,4 +1,4 @@
-"""The state of a model as a named value, and a step as pure functions over it."""
+"""The state of a model as a named value, a step as pure functions over it, and what an execution gives back."""
 
 from __future__ import annotations
 
@@ -34,24 +34,33 @@ class Spot:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One micro-batch as a pure function, the update after one or more of them, and what an execution gives back.
+class Outcome:
+    """What an execution gives back, and what happens around its micro-batches, whether or not they run in stages.
 
-    `micro` gives the new state, the gradients and the results, and may be told whether its replica is active in this
-    step (has a micro-batch) and its `Spot`; `update` applies gradients that were accumulated over
-    micro-batches (None where there is nothing to apply, or where a user's own `train_step` does it itself).
     `collect` says which results matter: "none" (they are computed from the final state by `finish`), "last" (those of
     the last micro-batch), or "all" (one per row of data, as in predict).
     """
 
-    micro: Callable[..., tuple[State, list[Any], Any]]
-    update: Callable[[State, list[Any]], State] | None
     collect: Literal["none", "last", "all"]
     finish: Callable[[State], Any] | None = None
     check: Callable[[State, Batch], None] | None = None
-    """Raises where `micro` cannot mean what the user wants. Called once, while a program is traced."""
+    """Raises where a micro-batch cannot mean what the user wants. Called once, while a program is traced."""
     begin: Callable[[State], State] | None = None
     """What happens to the state when an execution begins, such as results of the last one being cleared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One micro-batch as a pure function, the update after one or more of them, and what an execution gives back.
+
+    `micro` gives the new state, the gradients and the results, and may be told whether its replica is active in this
+    step (has a micro-batch) and its `Spot`; `update` applies gradients that were accumulated over micro-batches (None
+    where there is nothing to apply, or where a user's own `train_step` does it itself).
+    """
+
+    micro: Callable[..., tuple[State, list[Any], Any]]
+    update: Callable[[State, list[Any]], State] | None
+    outcome: Outcome
     needs_all: bool = False
     """Whether each step needs a batch on every replica, because it updates the weights itself."""
 

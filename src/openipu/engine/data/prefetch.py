@@ -1,12 +1,9 @@
-"""The next slab is built while an execution runs, and few executions are under way at a time."""
+"""Slabs that are built early, while an execution runs."""
 
 from __future__ import annotations
 
 import collections
 from collections.abc import Iterator
-from typing import Any
-
-import jax
 
 from .slab import Slab
 
@@ -18,7 +15,6 @@ class Prefetch:
         self._slabs, self._depth = slabs, depth
         self._ready: collections.deque[Slab] = collections.deque()
         self._error: BaseException | None = None
-        self._running: Any = None
         self.ended = False
         """Whether it is known that there is no next element, where the depth is 1."""
 
@@ -31,15 +27,6 @@ class Prefetch:
                 self.ended = True
             except BaseException as error:
                 self._error = error
-
-    def launched(self, value: Any) -> None:
-        """An execution that gives `value` was launched: make the next elements while it runs.
-
-        At most two executions are under way, so that memory does not grow with the number of steps.
-        """
-        self.prepare()
-        jax.block_until_ready(self._running)
-        self._running = value
 
     def __iter__(self) -> Prefetch:
         return self

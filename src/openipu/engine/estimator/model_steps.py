@@ -7,19 +7,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from openipu.engine.core import offload
-from openipu.engine.core.keras_steps import make_update
-from openipu.engine.core.optimizer_chain import map_gradients
-from openipu.engine.core.optimizer_sharding import make_shards
 from openipu.engine.core.options import Options
 from openipu.engine.core.replicated_step import on_replicas
-from openipu.engine.core.state import State, Step
-from openipu.engine.core.state_layout import ReplicaLayout, StateLayout
+from openipu.engine.core.state import Outcome, State, Step
+from openipu.engine.core.state_layout import StateLayout
+from openipu.engine.core.trainer import Forward, Trainer, make_trainer
 from openipu.engine.devices.dtypes import is_numeric
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
-from openipu.engine.loop.execution import rows_of
+from openipu.engine.loop.arrays import rows_of
 from openipu.engine.loop.loop import Loop, Result
+from openipu.engine.loop.replica_loop import make_replica_loop
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +29,6 @@ from .outbox import Mean, Outbox
 from .specs import ENGINE_MODE, IPUEstimatorSpec, check_metric_names, train_op_of
 
 Tree = Any
-Forward = Callable[[State, Tree], tuple[Any, State, Any]]
-"""The loss of a micro-batch where it is trained on, the state after it, and its results."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,21 +48,18 @@ class ModelProgram:
 
 def make_program(plan: WholeModel, place: Placement, options: Options, outbox: Outbox, name: str) -> ModelProgram:
     """Everything but the compilation, which happens at the first launch."""
-    mode = ENGINE_MODE[plan.mode]
-    spread, twin = ReplicaLayout(place.replicas), None
+    mode, trainer = ENGINE_MODE[plan.mode], None
     if mode == "train":
-        if options.shard_optimizer and place.replicas.count > 1:
-            weights = [made.variable for _, made in plan.in_part("trainable")]
-            shards, twin = make_shards(plan.optimizer, weights, place.replicas)
-            spread = ReplicaLayout(place.replicas, shards)
-        spread = ReplicaLayout(place.replicas, spread.shards, offload.is_offloaded(options, place.replicas))
-        step, metrics = _train_step(plan, place, spread, twin, options, outbox)
+        weights = [made.variable for _, made in plan.in_part("trainable")]
+        trainer = make_trainer(plan.optimizer, weights, place, options)
+        outcome, metrics = train_outcome(place.replicas, outbox)
+        step = Step(_train_micro(trainer, train_forward(plan, outbox)), trainer.update, outcome)
     else:
         step, metrics = infer_step(plan, place)
     step = on_replicas(step, place)
     # The loop traces a step several times for one program; a function that is jitted is traced once per shape.
     step = replace(step, micro=jax.jit(step.micro, inline=True))
-    loop = Loop(f"{name}_{mode}", step, place, options.accumulation, spread)
+    loop, spread = make_replica_loop(f"{name}_{mode}", step, place, trainer)
     return ModelProgram(plan, loop, spread, place, options, metrics, on_host(plan))
 
 
@@ -74,7 +67,7 @@ def infer_step(plan: WholeModel, place: Placement) -> tuple[Step, Callable[[], l
     """The step of an evaluation or prediction, and the metrics that it begins with."""
     if plan.mode == "eval":
         return _eval_step(plan, place)
-    return Step(_predict_micro(plan), None, "all"), list
+    return Step(_predict_micro(plan), None, Outcome("all")), list
 
 
 def on_host(plan: WholeModel) -> Callable[[list[Result]], dict[str, Any]] | None:
@@ -103,31 +96,19 @@ def train_forward(plan: WholeModel, outbox: Outbox) -> Forward:
     return forward
 
 
-def _train_step(
-    plan: WholeModel, place: Placement, spread: ReplicaLayout, twin: Any, options: Options, outbox: Outbox
-) -> tuple[Step, Callable[[], list[Any]]]:
-    forward = train_forward(plan, outbox)
+def _train_micro(trainer: Trainer, forward: Forward) -> Callable[[State, Tree], tuple[State, list[Any], Any]]:
+    """A micro-batch of training, which counts the steps in the first of the non-trainable variables."""
 
     def micro(state: State, batch: Tree) -> tuple[State, list[Any], Any]:
-        optimizer = spread.shards.stand_ins(state.optimizer) if spread.shards else state.optimizer
+        new, gradients, results = trainer.micro(forward, state, batch)
+        step, *rest = new.non_trainable
+        return new._replace(non_trainable=[step + 1, *rest]), gradients, results
 
-        def loss(trainable: list[Any]) -> Any:
-            scaled, new, _ = forward(state._replace(trainable=trainable, optimizer=optimizer), batch)
-            return scaled, (new.non_trainable, new.metrics)
-
-        gradient = jax.grad(jax.checkpoint(loss) if place.recompute else loss, has_aux=True)
-        gradients, ((step, *rest), metrics) = gradient(state.trainable)
-        gradients = map_gradients(plan.optimizer, gradients, state.trainable, optimizer)
-        return state._replace(non_trainable=[step + 1, *rest], metrics=metrics), gradients, ()
-
-    update = make_update(plan.optimizer, spread, twin, options.average_replicas)
-    return train_step(micro, update, place.replicas, outbox)
+    return micro
 
 
-def train_step(
-    micro: Callable[..., Any], update: Callable[..., Any] | None, replicas: Replicas, outbox: Outbox
-) -> tuple[Step, Callable[[], list[Any]]]:
-    """A step whose execution gives the mean loss and the tensors in `outbox`, and the metrics that it begins with."""
+def train_outcome(replicas: Replicas, outbox: Outbox) -> tuple[Outcome, Callable[[], list[Any]]]:
+    """An execution that gives the mean loss and the tensors in `outbox`, and the metrics that it begins with."""
 
     def start() -> list[Any]:
         return [*Mean.start(), *outbox.start()]
@@ -137,7 +118,7 @@ def train_step(
         count, tensors = outbox.results(state.metrics[Mean.SIZE :], replicas)
         return {"loss": Mean.result(mean), "count": count, "tensors": tensors}
 
-    return Step(micro, update, "none", finish, begin=lambda state: state._replace(metrics=start())), start
+    return Outcome("none", finish, begin=lambda state: state._replace(metrics=start())), start
 
 
 # --- evaluation ------------------------------------------------------------------------------------------------------
@@ -145,7 +126,7 @@ def train_step(
 
 def _eval_step(plan: WholeModel, place: Placement) -> tuple[Step, Callable[[], list[Any]]]:
     if plan.spec.eval_metrics is not None:
-        return Step(_host_eval_micro(plan), None, "all"), list
+        return Step(_host_eval_micro(plan), None, Outcome("all")), list
     variables = [made for _, made in plan.in_part("metrics")]
     count = len(variables)
     scalars = [name for name, value in (plan.spec.eval_metric_ops or {}).items() if name not in metrics_of(plan.spec)]
@@ -174,7 +155,7 @@ def _eval_step(plan: WholeModel, place: Placement) -> tuple[Step, Callable[[], l
         with keras.StatelessScope(state_mapping=mapping):
             return logs | {name: metric.result() for name, metric in metrics_of(plan.spec).items()}
 
-    return Step(micro, None, "none", finish), start
+    return Step(micro, None, Outcome("none", finish)), start
 
 
 def _host_eval_micro(plan: WholeModel) -> Callable[[State, Tree], tuple[State, list[Any], Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ from openipu.engine.checkpoint import Checkpoints
 from openipu.engine.core.state import Logs, State
 from openipu.engine.core.state_layout import ReplicaLayout
 from openipu.engine.data.feed import Feed
-from openipu.engine.data.prefetch import Prefetch
 from openipu.engine.data.slab import Slab
+from openipu.engine.loop.driver import launches
 from openipu.engine.loop.loop import Result
 
 import jax
@@ -37,7 +37,7 @@ log = logging.getLogger("openipu")
 
 
 class _Mark(NamedTuple):
-    """A moment of a run, on a clock that stands still while programs are compiled."""
+    """How far a run has come, by a clock that stands still while programs are compiled."""
 
     steps: int
     seconds: float
@@ -54,33 +54,25 @@ class Run:
         self._state: State = saving.restored(program, start, f"the checkpoint in {model_dir}")
         self.hooks = Hooks([*hooks, *program.plan.spec.hooks])
         self._feed = _TimedFeed(feed.source, feed.width)
+        self._shapes: list[str] | None = None  # of the arrays in the first batch
 
     @property
     def mode(self) -> str:
         """What model_fn was called for."""
         return self.program.plan.mode
 
-    def launched(self) -> Iterator[tuple[Slab, list[Result]]]:
-        """Each launch and its results, with the hooks called around it."""
+    def launched(self) -> Iterator[list[Result]]:
+        """The results of each launch, with the hooks called around it."""
         reported, known = self._config.ipu_run_config.compile_summary, len(self.program.loop.programs)
         began = first = self._mark()
         self.hooks.begin(self.global_step)
-        slabs = Prefetch(self._feed.epoch())
-        shapes: list[str] | None = None
-        for slab in slabs:
-            self.hooks.before_run()
-            shapes = shapes or _shapes(slab)
-            try:
-                results, self._state = self.program.loop.execute(self._state, self._feed.source.resident, slab)
-            except OtherVariablesError as error:
-                if _shapes(slab) == shapes:
-                    raise
-                raise _unlike(shapes, slab) from error
-            slabs.launched(results[-1].value)
+        for launched in launches(self._feed.epoch(), self._execute):
             self._launches += 1
-            self._count(slab)
+            self._count(launched.slab)
+            results = launched.results
+            del launched  # it holds the slab, whose memory the next one needs
             self.hooks.context.global_step = self.global_step
-            yield slab, results
+            yield results
             self.hooks.after_run(self.global_step, _fetches(results))
             if reported and self._launches == 1:
                 jax.block_until_ready(self._state)
@@ -93,8 +85,19 @@ class Run:
         if reported:
             self._write_report(self._facts(began, first, last, known))
 
+    def _execute(self, slab: Slab, _meanwhile: Callable[[], None]) -> list[Result]:
+        self.hooks.before_run()
+        self._shapes = self._shapes or _shapes(slab)
+        try:
+            results, self._state = self.program.loop.execute(self._state, self._feed.source.resident, slab)
+        except OtherVariablesError as error:
+            if _shapes(slab) == self._shapes:
+                raise
+            raise _unlike(self._shapes, slab) from error
+        return results
+
     def _mark(self) -> _Mark:
-        """This moment."""
+        """The steps and the time so far."""
         compiling = sum(program.compile_seconds for program in self.program.loop.programs.values())
         return _Mark(self.steps, time.monotonic() - compiling)
 
@@ -154,7 +157,7 @@ class Training(Run):
         try:
             for listener in self._listeners:
                 listener.begin()
-            for _, results in self.launched():
+            for results in self.launched():
                 self._deliver(results, summaries)
                 progress.note(self.global_step, _fetches(results)["loss"])
                 if periodic and self._checkpoints.due(self.global_step):
@@ -251,7 +254,7 @@ def _fetches(results: list[Result]) -> Logs:
     losses = [result.value["loss"] for result in results]
     if len(losses) == 1 or np.ndim(losses[0]):
         return {"loss": losses[-1]}
-    steps = [result.slab.steps for result in results]
+    steps = [result.steps for result in results]
     return {"loss": sum(a * b for a, b in zip(losses, steps, strict=True)) / sum(steps)}
 
 

@@ -226,7 +226,7 @@ class EstimatorRunner:
     ) -> Logs:
         """Loss, metrics and the global step of a checkpoint."""
         run = self._run("eval", function, params, hooks, path, steps)
-        results = [result for _, results in run.launched() for result in results]
+        results = [result for results in run.launched() for result in results]
         if steps is not None and run.steps < steps:
             log.warning("The data ended after %d of %d steps of the evaluation.", run.steps, steps)
         on_host = run.program.on_host
@@ -241,7 +241,7 @@ class EstimatorRunner:
     def predict(self, function: Callable[..., Any], params: Logs, hooks: list[Any], path: Any) -> Iterator[Tree]:
         """The predictions of one execution after the other, with the examples as first axis."""
         run = self._run("infer", function, params, hooks, path, None)
-        for _, results in run.launched():
+        for results in run.launched():
             for result in results:
                 yield result.rows()
 

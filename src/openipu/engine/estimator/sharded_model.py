@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from openipu._validate import name_once
-from openipu.engine.core.keras_steps import in_stages
 from openipu.engine.core.options import Options
 from openipu.engine.core.replicated_step import one_of_several
 from openipu.engine.core.state import State
+from openipu.engine.core.trainer import Forward
 from openipu.engine.devices.placement import Placement
-from openipu.engine.loop.execution import rows_of
+from openipu.engine.loop.arrays import rows_of
 from openipu.engine.pipeline.build.arguments import Arguments
 from openipu.engine.pipeline.build.assemble import make_loop, mapped
 from openipu.engine.pipeline.partition.program_cut import Cut, Given, Gives, Layer, Whole, choose, trace
@@ -24,7 +23,7 @@ from openipu.engine.schedule.schedules import Sequential
 import jax
 import numpy as np
 
-from .model_steps import Forward, ModelProgram, infer_step, on_host, train_forward, train_step
+from .model_steps import ModelProgram, infer_step, on_host, train_forward, train_outcome
 from .model_trace import WholeModel
 from .outbox import Outbox
 from .specs import ENGINE_MODE
@@ -41,10 +40,10 @@ def make_sharded_program(
     mode, replicas = ENGINE_MODE[plan.mode], place.replicas
     if mode == "train":
         forward = train_forward(plan, outbox)
-        step, metrics = train_step(in_stages, None, replicas, outbox)
+        outcome, metrics = train_outcome(replicas, outbox)
     else:
         step, metrics = infer_step(plan, place)
-        forward, step = _inferring(step.micro), replace(step, micro=in_stages)
+        forward, outcome = _inferring(step.micro), step.outcome
     if options.offload_optimizer:
         name_once({"offload_weight_update_variables": "each device keeps the state of its own part of the model"})
     variables = (
@@ -69,7 +68,7 @@ def make_sharded_program(
         change = partial(mapped, plan.optimizer, common) if plan.optimizer is not None else None
         return cut.stages(batch, common, change)
 
-    loop, spread = make_loop(f"{name}_{mode}", step, stages, used, variables, plan.optimizer, place, asked)
+    loop, spread = make_loop(f"{name}_{mode}", outcome, stages, used, variables, plan.optimizer, place, asked)
     return ModelProgram(plan, loop, spread, place, options, metrics, on_host(plan))
 
 

@@ -6,20 +6,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from openipu.engine.core.keras_steps import in_stages
 from openipu.engine.core.optimizer_chain import describe
 from openipu.engine.core.options import Options
-from openipu.engine.core.state import Step
+from openipu.engine.core.state import Outcome
 from openipu.engine.core.update_rules import round_up
 from openipu.engine.devices.placement import Placement
-from openipu.engine.loop.execution import rows_of
+from openipu.engine.loop.arrays import rows_of
 from openipu.engine.loop.loop import Result
 from openipu.engine.pipeline.build.function_stages import make_function_loop
 
 import jax
 import numpy as np
 
-from .model_steps import ModelProgram, at_least_1d, host_logs, joined, row_by_row, train_step
+from .model_steps import ModelProgram, at_least_1d, host_logs, joined, row_by_row, train_outcome
 from .model_trace import current_trace
 from .outbox import Outbox
 from .runner import EstimatorRunner, Logs
@@ -82,10 +81,10 @@ def make_staged_program(
 ) -> ModelProgram:
     """Everything but the compilation, which happens at the first launch."""
     mode, spec = ENGINE_MODE[plan.mode], plan.spec
-    step, on_host = Step(in_stages, None, "all"), None
+    outcome, on_host = Outcome("all"), None
     metrics: Callable[[], list[Any]] = list
     if mode == "train":
-        step, metrics = train_step(in_stages, None, place.replicas, outbox)
+        outcome, metrics = train_outcome(place.replicas, outbox)
         functions = functions_of(spec, metrics=partial(_counted, outbox))
     elif mode == "test":
         functions = functions_of(spec, results=lambda outputs, *_: jax.tree.map(at_least_1d, outputs))
@@ -98,7 +97,7 @@ def make_staged_program(
         [*counters, *(made.variable for _, made in plan.in_part("non_trainable"))],
     )
     loop, spread = make_function_loop(
-        f"{name}_{mode}", step, functions, plan, variables, plan.optimizer, place, spec.asked
+        f"{name}_{mode}", outcome, functions, plan, variables, plan.optimizer, place, spec.asked
     )
     return ModelProgram(plan, loop, spread, place, options, metrics, on_host)
 

@@ -22,8 +22,9 @@ from openipu.engine.keras_compat.build_model import build, build_for_predict, is
 
 import keras
 
+from .epoch import concatenate
 from .notices import describe_updates
-from .session import ResumePoint, Session, concatenate
+from .session import ResumePoint, Session
 
 log = logging.getLogger("openipu")
 
@@ -68,12 +69,13 @@ def fit(
             (x, y, sample_weight), validation_split=validation_split
         )
     _build_early(session, x, y, sample_weight, batch_size)
+    place = session.reserve_place()
     feed = make_feed(
-        session.place, model.steps_per_execution, x, y, sample_weight,
+        place, model.steps_per_execution, x, y, sample_weight,
         accumulated=options.accumulation.steps,
         batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
     )  # fmt: skip
-    log.info("%s: %s", model.name, describe_updates(feed, session.place.replicas, options))
+    log.info("%s: %s", model.name, describe_updates(feed, place.replicas, options))
     build(model, feed.source.first_batch)
     callbacks = _callback_list(model, callbacks, add_history=True, verbose=verbose, epochs=epochs, steps=feed.num_steps)
     session.validation = session.resume = session.keeper = None
@@ -94,7 +96,7 @@ def fit(
                 val_x, val_y, val_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
                 settings: Any = {"batch_size": validation_batch_size or batch_size, "steps": validation_steps}
                 session.validation = session.validation or make_feed(
-                    session.place, model.steps_per_execution, val_x, val_y, val_weight, **settings
+                    session.reserve_place(), model.steps_per_execution, val_x, val_y, val_weight, **settings
                 )
                 # Through the model, because a user's class may have an `evaluate` of its own.
                 values = model.evaluate(
@@ -153,7 +155,7 @@ def evaluate(
     feed = session.validation if _use_cached_eval_dataset else None
     _build_early(session, x, y, sample_weight, batch_size)
     feed = feed or make_feed(
-        session.place, model.steps_per_execution, x, y, sample_weight, batch_size=batch_size, steps=steps
+        session.reserve_place(), model.steps_per_execution, x, y, sample_weight, batch_size=batch_size, steps=steps
     )
     callbacks = _callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
     logs = _evaluate(session, feed, callbacks)
@@ -206,7 +208,7 @@ def predict(
     """The model's outputs for every row of the data, in its order."""
     model = session.model
     _build_early(session, x, None, None, batch_size)
-    feed = make_feed(session.place, model.steps_per_execution, x, batch_size=batch_size, steps=steps)
+    feed = make_feed(session.reserve_place(), model.steps_per_execution, x, batch_size=batch_size, steps=steps)
     build_for_predict(model, feed.source.first_batch)
     callbacks = _callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
     model.stop_predicting = False

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
-from openipu.engine.core import offload
-from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.keras_steps import make_step
-from openipu.engine.core.optimizer_sharding import make_shards
 from openipu.engine.core.options import Options
 from openipu.engine.core.state import Mode, parts_of, state_of
 from openipu.engine.core.state_layout import ReplicaLayout, StateLayout
+from openipu.engine.core.trainer import make_trainer
 from openipu.engine.devices.placement import Placement
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.loop.loop import Loop
+from openipu.engine.loop.replica_loop import ReplicaLoop, make_replica_loop
 from openipu.engine.pipeline.build.model_stages import StagePlan, make_stage_loop
 
 
@@ -47,15 +45,10 @@ class StepFunction:
 
 def _make_loop(
     model: Any, mode: Mode, place: Placement, options: Options, live: StepLogs | None
-) -> tuple[Loop, ReplicaLayout]:
+) -> tuple[ReplicaLoop, ReplicaLayout]:
     """The loop of a model that is not pipelined, and how its state lies on the devices."""
-    replicas, accumulation = place.replicas, Accumulation()
-    spread, twin = ReplicaLayout(replicas), None
+    trainer = None
     if mode == "train":
-        accumulation = options.accumulation.of_weights(model.trainable_variables)
-        if options.shard_optimizer and replicas.count > 1:
-            shards, twin = make_shards(model.optimizer, model.trainable_variables, replicas)
-            spread = replace(spread, shards=shards)
-        spread = replace(spread, offloaded=offload.is_offloaded(options, replicas))
-    step = make_step(model, mode, place, options, spread, twin)
-    return Loop(f"{model.name}_{mode}", step, place, accumulation, spread, live), spread
+        trainer = make_trainer(model.optimizer, model.trainable_variables, place, options)
+    step = make_step(model, mode, place, options, trainer)
+    return make_replica_loop(f"{model.name}_{mode}", step, place, trainer, live)

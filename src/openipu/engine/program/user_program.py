@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,7 @@ from openipu.engine.devices import systems
 from openipu.engine.devices.kept_programs import KeptPrograms
 from openipu.engine.devices.memory import SLAB_SHARE, free_memory
 from openipu.engine.devices.placement import Placement, placement_on
-from openipu.engine.loop.loop import CompiledProgram, check_callbacks
+from openipu.engine.loop.compile import CompiledProgram, compile_program
 
 import jax
 import jax.numpy as jnp
@@ -119,7 +118,6 @@ class UserProgram:
         )
 
     def _compile(self, needs: Needs, call: CallArguments) -> CompiledProgram:
-        start = time.perf_counter()
         replicas = self._place.replicas
 
         def run(state: list[Any], constants: list[Any], slabs: list[Tree], arrays: list[Any]) -> Any:
@@ -138,13 +136,13 @@ class UserProgram:
             visits = [jnp.reshape(waiting.due, (1,)) for waiting in flushed]
             return result, self._agreed(needs, new, first), taken, visits
 
-        on_all = replicas.program(run, (None, None, 1, None), (None, None, 0, 0))
-        arguments = (*self._values(needs), self._slab_shapes(needs), call.arrays)
-        donated = () if needs.fetched else 0
-        lowered = jax.jit(on_all, donate_argnums=donated).lower(*arguments)
-        check_callbacks(lowered, replicas, getattr(self._fn, "__name__", "program"))
-        compiled = lowered.compile(dict(self._place.compiler_options))
-        return CompiledProgram(compiled, compiled, time.perf_counter() - start)
+        return compile_program(
+            getattr(self._fn, "__name__", "program"),
+            self._place,
+            lambda: replicas.program(run, (None, None, 1, None), (None, None, 0, 0)),
+            (*self._values(needs), self._slab_shapes(needs), call.arrays),
+            donate=not needs.fetched,
+        )
 
     @contextlib.contextmanager
     def _environment(self, trace: ProgramTrace) -> Iterator[None]:
@@ -186,15 +184,14 @@ class UserProgram:
     def _launch(self, needs: Needs, program: CompiledProgram, call: CallArguments) -> Any:
         replicas = self._place.replicas
         if self._place.compile_only:
-            return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), program.compiled.out_info[0])
+            return program.call([])[0]  # nothing is sent, fetched or assigned
         slabs = [feed.slab(count, replicas) for feed, count in needs.sent.values()]
         values = self._values(needs)
         feeds = [feed for feed, _ in needs.outfeeds.values()]
         for feed in (*needs.fetched, *feeds):
             feed.begin(replicas.count)
         try:
-            call_program: Callable[..., Any] = program.call
-            result, state, taken, visits = call_program(*values, slabs, call.arrays)
+            result, state, taken, visits = program.call(*values, slabs, call.arrays)
             if needs.visits_host:
                 jax.block_until_ready((result, state, taken, visits))
         except jax.errors.JaxRuntimeError:

@@ -8,7 +8,7 @@ from typing import Any
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.core.replicated_step import one_of_several
 from openipu.engine.devices.placement import Placement
-from openipu.engine.core.state import Step
+from openipu.engine.core.state import Outcome
 from openipu.engine.core.optimizer_chain import describe, map_gradients
 
 from .arguments import Arguments
@@ -26,7 +26,7 @@ Run = Callable[[Arrays, Arrays, Around], Any]
 
 def make_loop(
     name: str,
-    step: Step,
+    outcome: Outcome,
     make_stages: Callable[[Sequence[int]], tuple[StageFunction, ...]],
     used: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]],
     variables: tuple[Sequence[Any], Sequence[Any]],
@@ -53,7 +53,7 @@ def make_loop(
     spread = StageLayout(place.replicas, weights, state, update)
     count = accumulation.steps if update is not None else None
     staging = Staging(stages, asked.schedule, asked.devices, count, recomputed(asked.marks_count, place.recompute))
-    return StageLoop(name, step, place, accumulation, spread, staging, live), spread
+    return StageLoop(name, outcome, place, accumulation, spread, staging, live), spread
 
 
 def mapped(optimizer: Any, common: Sequence[int], gradients: Arrays, weights: Arrays, known: Arrays) -> Arrays:

@@ -14,8 +14,7 @@ from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.placement import placement_on
 from openipu.engine.devices.kept_programs import KeptPrograms
 from openipu.engine.program.variable_scope import VariableScope
-from openipu.engine.core.state import State, Step
-from openipu.engine.core.keras_steps import in_stages
+from openipu.engine.core.state import Outcome, State
 
 import jax
 import jax.numpy as jnp
@@ -104,9 +103,10 @@ def runner(request: Request, element: Tree) -> Runner:
 def _make(request: Request, element: Tree, place: Placement) -> Runner:
     functions = request.functions
     variables, optimizer = _discover(functions, element, place)
-    step = Step(in_stages, None, "all")
     owned = variables.trained, variables.others
-    loop, spread = make_function_loop("pipeline", step, functions, variables, owned, optimizer, place, request.asked)
+    loop, spread = make_function_loop(
+        "pipeline", Outcome("all"), functions, variables, owned, optimizer, place, request.asked
+    )
     return Runner(variables, optimizer, loop, spread, place)
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from openipu.engine.loop.execution import rows_of
+from openipu.engine.loop.arrays import rows_of
 from openipu.engine.devices.placement import Placement
-from openipu.engine.core.state import Step
+from openipu.engine.core.state import Outcome
 from openipu.engine.program.program_trace import stage_of_pipeline
 
 import jax
@@ -145,7 +145,7 @@ def stage_functions(
 
 def make_function_loop(
     name: str,
-    step: Step,
+    outcome: Outcome,
     functions: Functions,
     binding: Binding,
     variables: tuple[Sequence[Any], Sequence[Any]],
@@ -158,4 +158,4 @@ def make_function_loop(
     def stages(common: Sequence[int]) -> tuple[StageFunction, ...]:
         return stage_functions(functions, binding, optimizer, common, place)
 
-    return make_loop(name, step, stages, (binding.weights, binding.state), variables, optimizer, place, asked)
+    return make_loop(name, outcome, stages, (binding.weights, binding.state), variables, optimizer, place, asked)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from openipu.engine.loop.execution import rows_of
+from openipu.engine.loop.arrays import rows_of
 from openipu.engine.core.model_state import variables_of
 from openipu.engine.devices.placement import Placement
 from openipu.engine.core.state import Mode, State

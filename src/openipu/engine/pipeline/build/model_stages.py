@@ -15,7 +15,7 @@ from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.core.options import Options
 from openipu.engine.devices.placement import Placement
 from openipu.engine.core.state import Mode
-from openipu.engine.core.keras_steps import make_staged_step
+from openipu.engine.core.keras_steps import make_outcome
 
 from .arguments import Arguments
 from .assemble import make_loop
@@ -99,7 +99,7 @@ def make_stage_loop(
     )  # fmt: skip
     return make_loop(
         f"{model.name}_{mode}",
-        make_staged_step(model, mode, place.replicas, options),
+        make_outcome(model, mode, place.replicas, options),
         lambda common: stage_functions(model, mode, plan.stages, common, place),
         (used_by(plan.stages, owners.trainable), used_by(plan.stages, owners.non_trainable)),
         (owners.trainable, owners.non_trainable),

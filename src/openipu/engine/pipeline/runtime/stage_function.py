@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from openipu.engine.loop.execution import is_float
+from openipu.engine.loop.arrays import is_float
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Compiled executions of a pipelined model: the same loop, with another function to compile."""
+"""Compiled executions of a model whose stages are spread over the devices of each replica."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.operation_count import operations
-from openipu.engine.core.state import State, Step
-from openipu.engine.core.state_layout import ReplicaLayout
+from openipu.engine.core.state import Outcome, State
 from openipu.engine.core.update_rules import round_up
 from openipu.engine.data.slab import Slab
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import REPLICA_AXIS
 from openipu.engine.host_io.step_logs import StepLogs
-from openipu.engine.loop.execution import Counts, fetch, row, zeros
+from openipu.engine.loop.arrays import fetch, length, own_column, row, zeros
+from openipu.engine.loop.compile import Function
 from openipu.engine.loop.loop import Loop
+from openipu.engine.loop.remainder import Counts
 from openipu.engine.schedule.schedules import Schedule, Sequential
 from openipu.engine.schedule.table_arrays import TableArrays, compile_table
 
@@ -26,7 +27,7 @@ from jax.sharding import PartitionSpec as P
 
 from .stage_function import Around, Recompute, StageFunction, specs_of
 from .stage_layout import StageLayout
-from .staged_execution import StagedExecution, size_of, updated
+from .staged_execution import StagedExecution, updated
 from .ticks import Pipeline, make_pipeline
 
 Tree = Any
@@ -66,27 +67,27 @@ class StageLoop(Loop):
     def __init__(
         self,
         name: str,
-        step: Step,
+        outcome: Outcome,
         place: Placement,
         accumulation: Accumulation,
         spread: StageLayout,
         staging: Staging,
         live: StepLogs | None = None,
     ) -> None:
-        super().__init__(name, step, place, accumulation, ReplicaLayout(place.replicas), live)
-        self._staged_spread, self._staging = spread, staging
+        super().__init__(name, outcome, place, accumulation, live)
+        self._spread, self._staging = spread, staging
 
-    def _execution(self, state: State, _resident: Tree, _slab: Slab) -> Callable[..., tuple[Any, State]]:
-        replicas, specs = self._place.replicas, self._staged_spread.specs(state)
+    def _execution(self, state: State, _resident: Tree, _slab: Slab) -> Function:
+        replicas, specs = self._place.replicas, self._spread.specs(state)
 
         def run(state: State, resident: Tree, body: Tree, counts: Any, tail: Tree) -> tuple[Any, State]:
-            mine = jax.tree.map(lambda a: a[:, 0], body)
-            own = self._staged_spread.own_part(state)
+            mine = own_column(body)
+            own = self._spread.own_part(state)
             execution = self._staged(own, resident, mine, tail)
             value, new = execution.run(own, resident, mine, Counts.unpack(counts), tail)
-            return value, self._staged_spread.rejoin(new)
+            return value, self._spread.rejoin(new)
 
-        value = (P(None, REPLICA_AXIS), P()) if self._step.collect == "all" else P()
+        value = (P(None, REPLICA_AXIS), P()) if self._outcome.collect == "all" else P()
         return jax.shard_map(
             run,
             mesh=replicas.mesh,
@@ -100,7 +101,7 @@ class StageLoop(Loop):
 
         In the program's loop over ticks there is every stage once, and how often it runs is not known to it.
         """
-        replicas, specs = self._place.replicas, self._staged_spread.specs(state)
+        replicas, specs = self._place.replicas, self._spread.specs(state)
 
         def traced(run: Callable[[State, Tree, Tree], Any]) -> float:
             on_all = jax.shard_map(
@@ -109,37 +110,37 @@ class StageLoop(Loop):
             return operations(jax.make_jaxpr(on_all)(state, resident, body))
 
         def execution(state: State, resident: Tree, body: Tree) -> Any:
-            own, mine = self._staged_spread.own_part(state), jax.tree.map(lambda a: a[:, 0], body)
-            counts = Counts(*(jnp.asarray(count) for count in (size_of(mine), 0, False)))
+            own, mine = self._spread.own_part(state), own_column(body)
+            counts = Counts(*(jnp.asarray(count) for count in (length(mine), 0, False)))
             staged = self._staged(own, resident, mine, None)
             staged = replace(staged, full=replace(staged.full, as_written=True))
             return staged.run(own, resident, mine, counts, None)
 
         def update(state: State, _resident: Tree, _body: Tree) -> Any:
-            own = self._staged_spread.own_part(state)
-            total = self._staged_spread.weights.packing.zeros(dtype=self._accumulation.dtype)
-            return updated(self._staged_spread, own, total)
+            own = self._spread.own_part(state)
+            total = self._spread.weights.packing.zeros(dtype=self._accumulation.dtype)
+            return updated(self._spread, own, total)
 
         whole = traced(execution)
-        last = traced(update) if self._staged_spread.update is not None else 0.0
+        last = traced(update) if self._spread.update is not None else 0.0
         return (whole - last) / replicas.each + last / self._accumulation.steps
 
     def _staged(self, state: State, resident: Tree, body: Tree, tail: Tree) -> StagedExecution:
         """Everything that is known before compiling, from the shapes of what one device has."""
         staging = self._staging
-        table = staging.table(size_of(body))
+        table = staging.table(length(body))
         batch = jax.eval_shape(lambda r, b: fetch(r, row(b, 0)), resident, body)
-        if self._step.check is not None:
-            self._step.check(zeros(self._staged_spread.whole(state)), zeros(batch))
+        if self._outcome.check is not None:
+            self._outcome.check(zeros(self._spread.whole(state)), zeros(batch))
         full, result = self._pipeline(table, state, batch)
         small, small_result = None, None
         if tail is not None:
             small, small_result = self._pipeline(staging.single(), state, jax.eval_shape(fetch, resident, tail))
         count = staging.micro_batches or int(table.forward.micro_batch.max()) + 1
-        return StagedExecution(self._step, self._staged_spread, full, small, count, (result, small_result), self._live)
+        return StagedExecution(self._outcome, self._spread, full, small, count, (result, small_result), self._live)
 
     def _pipeline(self, table: TableArrays, state: State, batch: Tree) -> tuple[Pipeline, Tree]:
-        replicas, spread = self._place.replicas, self._staged_spread
+        replicas, spread = self._place.replicas, self._spread
         common, active = spread.slots(state)[1], jax.ShapeDtypeStruct((), bool)
         around = Around(batch, specs_of(common), active, [], specs_of(state.metrics))
         return make_pipeline(

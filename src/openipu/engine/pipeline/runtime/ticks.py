@@ -16,7 +16,7 @@ from openipu.engine.convolution import rewrite
 from openipu.engine.convolution.arrays import settled
 from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
-from openipu.engine.loop.execution import is_float
+from openipu.engine.loop.arrays import is_float
 from openipu.engine.schedule.table_arrays import TableArrays, Work
 
 import jax

@@ -1,0 +1,95 @@
+"""How weights are trained on replicas, whoever computes the loss: gradients of a micro-batch, and updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openipu.engine.devices.placement import Placement
+
+import jax
+
+from . import offload
+from .accumulation import Accumulation
+from .optimizer_chain import map_gradients
+from .optimizer_chain import update as apply_update
+from .optimizer_sharding import make_shards
+from .options import Options
+from .state import Batch, State
+from .state_layout import ReplicaLayout
+
+Forward = Callable[[State, Batch], tuple[Any, State, Any]]
+"""The (scaled) loss of a micro-batch, None where nothing is trained; the state after it; and its results."""
+Loss = Callable[[list[Any]], tuple[Any, tuple[list[Any], list[Any], Any]]]
+"""The loss as a function of the weights, with the non-trainable state, the metrics and the results beside it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trainer:
+    """An optimizer at work: how its state lies on the replicas, and how gradients reach it."""
+
+    optimizer: Any
+    layout: ReplicaLayout
+    twin: Any
+    """Updates a replica's shares in place of the optimizer, where its state is divided over replicas."""
+    accumulation: Accumulation
+    averaged: bool
+    """Whether gradients are averaged over replicas instead of summed."""
+    recompute: bool
+    """Whether the backward pass computes the forward pass again instead of keeping its values."""
+
+    def seen_by_keras(self, state: State) -> State:
+        """The state with stand-ins for divided slots, because Keras checks all shapes and reads a loss scale."""
+        shards = self.layout.shards
+        return state if shards is None else state._replace(optimizer=shards.stand_ins(state.optimizer))
+
+    def micro(self, forward: Forward, state: State, batch: Batch) -> tuple[State, list[Any], Any]:
+        """A micro-batch of training: the new state, the gradients, and the results."""
+        seen = self.seen_by_keras(state)
+        loss = loss_of(forward, seen, batch)
+        gradient = jax.grad(jax.checkpoint(loss) if self.recompute else loss, has_aux=True)
+        gradients, (non_trainable, metrics, results) = gradient(state.trainable)
+        gradients = map_gradients(self.optimizer, gradients, state.trainable, seen.optimizer)
+        return state._replace(non_trainable=non_trainable, metrics=metrics), gradients, results
+
+    def update(self, state: State, gradients: list[Any]) -> State:
+        """The state after an update with accumulated gradients, which are reduced over replicas here."""
+        update = self._update if self.layout.shards is None else self._update_shares
+        return (offload.around(update) if self.layout.offloaded else update)(state, gradients)
+
+    def _update(self, state: State, gradients: list[Any]) -> State:
+        replicas = self.layout.replicas
+        gradients = replicas.mean(gradients) if self.averaged else replicas.sum(gradients)
+        trainable, slots = apply_update(self.optimizer, state.optimizer, gradients, state.trainable)
+        return state._replace(trainable=trainable, optimizer=slots)
+
+    def _update_shares(self, state: State, gradients: list[Any]) -> State:
+        shards = self.layout.shards
+        assert shards is not None
+        if self.averaged:
+            gradients = [g / shards.replicas.count for g in gradients]
+        own = shards.scatter(gradients), shards.mine(state.trainable)
+        shares, optimizer = self.twin.stateless_apply(state.optimizer, *own)
+        return state._replace(trainable=shards.gather(list(shares)), optimizer=list(optimizer))
+
+
+def make_trainer(optimizer: Any, weights: Sequence[Any], place: Placement, options: Options) -> Trainer:
+    """How a built `optimizer` trains `weights` on the replicas of `place`."""
+    replicas = place.replicas
+    shards = twin = None
+    if options.shard_optimizer and replicas.count > 1:
+        shards, twin = make_shards(optimizer, list(weights), replicas)
+    layout = ReplicaLayout(replicas, shards, offload.is_offloaded(options, replicas))
+    accumulation = options.accumulation.of_weights(weights)
+    return Trainer(optimizer, layout, twin, accumulation, options.average_replicas, place.recompute)
+
+
+def loss_of(forward: Forward, state: State, batch: Batch) -> Loss:
+    """The loss of a micro-batch as a function of the weights."""
+
+    def loss(trainable: list[Any]) -> tuple[Any, tuple[list[Any], list[Any], Any]]:
+        value, new, results = forward(state._replace(trainable=trainable), batch)
+        return value, (new.non_trainable, new.metrics, results)
+
+    return loss

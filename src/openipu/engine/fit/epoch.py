@@ -1,0 +1,113 @@
+"""One epoch of a model: what happens around each launch, with callbacks told after it or while it runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from openipu.engine.core.state import Logs, Mode
+from openipu.engine.data.slab import Slab
+from openipu.engine.data.sources import Source
+from openipu.engine.host_io.step_logs import CallbackTeller, StepLogs
+from openipu.engine.loop.driver import Launched
+from openipu.engine.loop.interrupts import uninterrupted
+from openipu.engine.loop.loop import Loop, Result
+
+import jax
+import numpy as np
+
+from .state_in_flight import StateInFlight
+
+
+class Epoch:
+    """An epoch whose callbacks hear of each execution when it has been launched."""
+
+    def __init__(self, mode: Mode, loop: Loop, held: StateInFlight, source: Source, callbacks: Any) -> None:
+        self._mode, self._loop, self._source = mode, loop, source
+        self.held = held
+        self._began: Callable[[int], None] = getattr(callbacks, f"on_{mode}_batch_begin")
+        self._ended: Callable[[int, Logs], None] = getattr(callbacks, f"on_{mode}_batch_end")
+
+    def execute(self, slab: Slab, _meanwhile: Callable[[], None]) -> list[Result]:
+        """Launch a slab on the model's state."""
+        self._began(slab.begin)
+        with uninterrupted():
+            results: list[Result] = self.held.run(self._loop.execute, self._source.resident, slab)
+        return results
+
+    def tell(self, launched: Launched) -> Any:
+        """Tell the callbacks about a launch; gives its logs, or outputs."""
+        value = self._value(launched.results)
+        self._ended(launched.slab.end, {"outputs": value} if self._mode == "predict" else value)
+        return value
+
+    def sync(self) -> None:
+        """Give the running state back to the model's variables."""
+        self.held.sync()
+
+    def _value(self, results: list[Result]) -> Any:
+        if self._mode == "predict":
+            return concatenate([result.rows() for result in results])
+        return results[-1].value
+
+
+class LiveEpoch(Epoch):
+    """An epoch whose callbacks hear of each step while its execution runs."""
+
+    def __init__(
+        self, mode: Mode, loop: Loop, held: StateInFlight, source: Source, callbacks: Any, live: StepLogs
+    ) -> None:
+        super().__init__(mode, loop, held, source, callbacks)
+        self._live = live
+        self._teller: CallbackTeller | None = None
+
+    def execute(self, slab: Slab, meanwhile: Callable[[], None]) -> list[Result]:
+        """Run a slab on the model's state and tell the callbacks about its steps."""
+        logs_of = _batch_outputs if self._mode == "predict" else lambda logs, _: logs
+        self._teller = CallbackTeller(self._live, slab, self._began, self._ended, logs_of)
+        launch = functools.partial(self._teller.launch, meanwhile=meanwhile)
+        results: list[Result] = self.held.run(self._loop.execute, self._source.resident, slab, launch)
+        if self._live.error is not None:
+            raise self._live.error
+        return results
+
+    def tell(self, launched: Launched) -> Any:
+        """Tell the callbacks about the steps that they have not heard of; gives the launch's logs, or outputs."""
+        value, teller = self._value(launched.results), self._teller
+        assert teller is not None
+        self._teller = None  # it holds the slab
+        predicts = self._mode == "predict"
+        teller.rest(functools.partial(_outputs_of, value, launched.slab) if predicts else lambda _: value)
+        return value
+
+    def sync(self) -> None:
+        """Give the state back to the model's variables. A running execution ends before that."""
+        running = self._live.finish()
+        if running is not None:
+            self.held.show(running[1])
+        super().sync()
+
+
+def make_epoch(
+    mode: Mode, loop: Loop, held: StateInFlight, source: Source, callbacks: Any, live: StepLogs | None
+) -> Epoch:
+    """An epoch that tells callbacks about each step if there is `live`, else about each execution."""
+    if live is None:
+        return Epoch(mode, loop, held, source, callbacks)
+    return LiveEpoch(mode, loop, held, source, callbacks, live)
+
+
+def concatenate(blocks: list[Any]) -> Any:
+    """The rows of all blocks, in their order."""
+    return jax.tree.map(lambda *parts: np.concatenate(parts) if len(parts) > 1 else parts[0], *blocks)
+
+
+def _batch_outputs(outputs: Any, replica: int) -> Logs:
+    return {"outputs": jax.tree.map(lambda a: a[replica], outputs)}
+
+
+def _outputs_of(rows: Any, slab: Slab, batch: int) -> Logs:
+    size = 0 if slab.body is None else jax.tree.leaves(slab.body)[0].shape[2]
+    stop = (batch + 1) * size if batch < slab.count else None
+    return {"outputs": jax.tree.map(lambda a: a[batch * size : stop], rows)}

@@ -1,0 +1,104 @@
+"""Tracing, lowering and compiling: the one way from a function to a program, for loops and for users' functions."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openipu.engine.devices import program_cache
+from openipu.engine.devices.placement import Placement
+from openipu.engine.devices.replicas import Replicas
+from openipu.engine.devices.systems import spare_threads
+
+import jax
+
+from .arrays import zeros
+
+log = logging.getLogger("openipu")
+
+Function = Callable[..., tuple[Any, ...]]
+"""Takes the state first. Gives results and the new state, and perhaps more."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledProgram:
+    """A compiled program, and the facts about it that reports show."""
+
+    call: Function
+    """Runs it; where programs are only compiled, gives zeros and the state as it was."""
+    compiled: jax.stages.Compiled
+    compile_seconds: float
+    """From the beginning of tracing."""
+    cached: bool = False
+    """Whether it came from the cache of compiled programs."""
+    operations: Callable[[], float] | None = None
+    """Those of one step on one device, if anybody asks: a micro-batch, and its share of an update."""
+
+
+def compile_program(
+    name: str,
+    place: Placement,
+    make: Callable[[], Function],
+    arguments: tuple[Any, ...],
+    *,
+    donate: bool = True,
+    operations: Callable[[], float] | None = None,
+) -> CompiledProgram:
+    """The function that `make` gives as a program for arguments like these, with their buffers or their shapes.
+
+    `donate` lets the program use up the buffers of its first argument.
+    """
+    start, hits = time.perf_counter(), program_cache.hits()
+    lowered = _lower(make, arguments, donate)
+    check_callbacks(lowered, place.replicas, name)
+    compiled = lowered.compile(dict(place.compiler_options))
+    call = _never_run(lowered) if place.compile_only else compiled
+    seconds, cached = time.perf_counter() - start, program_cache.hits() > hits
+    if place.dump_folder is not None:
+        _dump(compiled, place.dump_folder, name)
+    log.debug("%s: compiled in %.2f s", name, seconds)
+    return CompiledProgram(call, compiled, seconds, cached, operations)
+
+
+def _lower(make: Callable[[], Function], arguments: tuple[Any, ...], donate: bool) -> jax.stages.Lowered:
+    """Trace and lower: all of compiling that runs the user's and Keras' Python code."""
+    return jax.jit(make(), donate_argnums=0 if donate else ()).lower(*arguments)
+
+
+def check_callbacks(lowered: jax.stages.Lowered, replicas: Replicas, name: str) -> None:
+    """Refuse a program that would hang. See [Note: virtual CPU devices] in devices/systems.py."""
+    used = len(replicas.devices)
+    if replicas.platform != "cpu" or used == 1 or spare_threads(used) > 0:
+        return
+    if re.search(r"@xla_ffi_\w*python_cpu_callback", lowered.as_text()):
+        raise ValueError(
+            f"The program of {name!r} calls Python (`pure_callback`, `jax.debug.print`, ...) on {used} virtual CPU "
+            f"devices, which have {used} threads and need one more for that. Set the environment variable "
+            f"JAX_NUM_CPU_DEVICES={used + 1} before Python starts, or take the calls out."
+        )
+
+
+def _never_run(lowered: jax.stages.Lowered) -> Function:
+    """In place of a program that is compiled but not run: results are zero and the state stays as it is."""
+    results, _, *rest = lowered.out_info
+    return lambda state, *_: (zeros(results), state, *zeros(rest))
+
+
+def _dump(compiled: jax.stages.Compiled, folder: Path, name: str) -> None:
+    """Write the program's text where `serialization_output_folder` asks for it, into a file of its own."""
+    text = compiled.as_text()
+    folder.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^\w.-]+", "_", name)
+    for number in itertools.count():
+        try:
+            with (folder / f"{name}_{number}.hlo.txt").open("x", encoding="utf-8") as file:
+                file.write(text or "")
+            return
+        except FileExistsError:
+            continue

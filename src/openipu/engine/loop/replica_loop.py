@@ -1,0 +1,123 @@
+"""Compiled executions of a model that is whole on every replica."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from openipu.engine.convolution import rewrite
+from openipu.engine.core.accumulation import Accumulation
+from openipu.engine.core.operation_count import operations
+from openipu.engine.core.state import State, Step
+from openipu.engine.core.state_layout import ReplicaLayout
+from openipu.engine.core.trainer import Trainer
+from openipu.engine.data.slab import Slab
+from openipu.engine.devices.placement import Placement
+from openipu.engine.host_io.step_logs import StepLogs
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .arrays import fetch, own_column, row
+from .compile import Function
+from .execution import Layout, run_execution
+from .loop import Loop
+from .loop_shape import loop_shape
+from .remainder import Counts
+
+Tree = Any
+
+
+class ReplicaLoop(Loop):
+    """Runs slabs of data through a step on every replica."""
+
+    def __init__(
+        self,
+        name: str,
+        step: Step,
+        place: Placement,
+        accumulation: Accumulation,
+        spread: ReplicaLayout,
+        live: StepLogs | None = None,
+    ) -> None:
+        super().__init__(name, step.outcome, place, accumulation, live)
+        self._step, self._spread = step, spread
+
+    def _counts(self, slab: Slab) -> np.ndarray:
+        replicas = self._place.replicas.count
+        if self._step.needs_all and replicas > 1 and (slab.count % replicas or slab.has_tail):
+            raise ValueError(
+                f"The model's own `train_step` updates the weights on every replica, but {slab.steps} batches are left "
+                f"for {replicas} replicas, or the last one is smaller. Give a multiple of {replicas} equal batches."
+            )
+        return super()._counts(slab)
+
+    def _execution(self, state: State, resident: Tree, slab: Slab) -> Function:
+        replicas, axes = self._place.replicas, self._spread.axes(state)
+
+        def traced(run: Callable[[State, Tree], Any]) -> Any:
+            """`run` on the first batch of one replica."""
+
+            def first(state: State, resident: Tree, body: Tree) -> None:
+                run(self._spread.own_part(state), fetch(resident, row(row(body, 0), 0)))
+
+            program = replicas.program(first, (axes, None, 1), None)
+            return jax.make_jaxpr(program)(state, resident, slab.body).jaxpr
+
+        def equations() -> int:
+            return _equations(traced(self._step.micro))
+
+        if self._outcome.check is not None and not self.programs:
+            traced(self._outcome.check)
+        step = replace(self._step, micro=rewrite(self._step.micro, replicas.platform))
+        layout = Layout(replicas, self._accumulation, loop_shape(replicas.platform, equations), self._live)
+        run = functools.partial(_on_replica, step, layout, self._spread)
+        outputs = (1, None) if self._outcome.collect == "all" else None
+        return replicas.program(run, (axes, None, 1, None, None), (outputs, axes))
+
+    def _operations(self, state: State, resident: Tree, body: Tree) -> float:
+        replicas, axes, size = self._place.replicas, self._spread.axes(state), self._accumulation.steps
+        step = self._step
+
+        def traced(run: Callable[[State, Tree], Any]) -> float:
+            def first(state: State, resident: Tree, body: Tree) -> Any:
+                batch = fetch(resident, row(own_column(body), 0))
+                return jax.tree.map(lambda a: jnp.asarray(a)[None], run(self._spread.own_part(state), batch))
+
+            return operations(jax.make_jaxpr(replicas.program(first, (axes, None, 1), 0))(state, resident, body))
+
+        def updated(state: State, batch: Tree) -> Any:
+            new, gradients, _ = step.micro(state, batch)
+            assert step.update is not None
+            total = self._accumulation.add(self._accumulation.start(state.trainable), gradients, 0)
+            return step.update(new, total)
+
+        micro = traced(step.micro)
+        return micro if step.update is None else micro + (traced(updated) - micro) / size
+
+
+def make_replica_loop(
+    name: str, step: Step, place: Placement, trainer: Trainer | None = None, live: StepLogs | None = None
+) -> tuple[ReplicaLoop, ReplicaLayout]:
+    """The loop of a step, and how its state lies on the devices. Without a `trainer`, nothing is trained."""
+    layout = ReplicaLayout(place.replicas) if trainer is None else trainer.layout
+    accumulation = Accumulation() if trainer is None else trainer.accumulation
+    return ReplicaLoop(name, step, place, accumulation, layout, live), layout
+
+
+def _on_replica(
+    step: Step, layout: Layout, spread: ReplicaLayout, state: State, resident: Tree, body: Tree, counts: Any, tail: Tree
+) -> tuple[Any, State]:
+    """An execution on one replica: its own parts of what is split have an axis of length one for the replica."""
+    own = spread.own_part(state)
+    value, new = run_execution(step, layout, own, resident, own_column(body), Counts.unpack(counts), tail)
+    return value, spread.rejoin(new)
+
+
+def _equations(jaxpr: Any) -> int:
+    """How many equations a traced program has, those of programs inside it included."""
+    inner = [getattr(p, "jaxpr", p) for eqn in jaxpr.eqns for p in eqn.params.values()]
+    return len(jaxpr.eqns) + sum(_equations(p) for p in inner if hasattr(p, "eqns"))

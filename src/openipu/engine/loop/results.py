@@ -1,0 +1,107 @@
+"""What leaves an execution: results at its end, and what somebody is told about each step while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from openipu.engine.core.state import Outcome, State
+from openipu.engine.devices.replicas import Replicas
+from openipu.engine.host_io.step_logs import StepLogs
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .arrays import as_before, zeros
+
+Tree = Any
+
+
+class Kept(NamedTuple):
+    """What has been collected so far."""
+
+    results: Tree
+    told: Tree
+    """What `live` has been told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collector:
+    """Collects what an `Outcome` asks for, inside the program of one replica."""
+
+    outcome: Outcome
+    replicas: Replicas
+    live: StepLogs | None
+    """Who is told the logs of each step while the execution runs."""
+    batches: Any
+    """Full batches of the execution, over all replicas."""
+
+    def start(self, metrics: list[Any], result: Tree, of_tail: Tree, rows: int) -> Kept:
+        """Room for the results of `rows` steps and of the tail, which have these shapes."""
+        return Kept(_room(self.outcome, result, of_tail, rows), self._nothing_told(metrics, result))
+
+    def add(self, kept: Kept, index: Any, result: Tree, active: Any, metrics: list[Any]) -> Kept:
+        """With the results of step `index`, or of the tail if that is None. Not all replicas may be `active`."""
+        told = kept.told
+        if self.live is not None and not (index is None and self.outcome.collect == "all"):
+            count = self.replicas.count
+            done = self.batches + 1 if index is None else jnp.minimum((index + 1) * count, self.batches)
+            logs = self._logs(metrics, result, active)
+            told = self.live.outlet.put(told, (done, logs), self.replicas.index(), self.replicas.is_first())
+        return Kept(_keep(self.outcome, kept.results, index, result, active), told)
+
+    def finish(self, kept: Kept) -> None:
+        """Hand over what is still to be told."""
+        if self.live is not None:
+            self.live.outlet.flush(kept.told, self.replicas.index(), self.replicas.is_first())
+
+    def results(self, state: State, kept: Tree) -> Tree:
+        """What the execution gives back: logs, or for predict the outputs with an axis for replicas."""
+        if self.outcome.collect != "all":
+            return self._over_replicas(state, kept)
+        outputs, of_tail = kept
+        return jax.tree.map(lambda a: a[:, None], outputs), of_tail
+
+    def _over_replicas(self, state: State, kept: Tree) -> Tree:
+        """The logs over all replicas: true values of what metrics count, means over the last step of all else."""
+        known = self.outcome.finish(state) if self.outcome.finish is not None else {}
+        if self.outcome.collect == "none":
+            return known
+        logs = self.replicas.mean_of_active(*kept) if self.replicas.count > 1 else kept[0]
+        return {name: known.get(name, value) for name, value in logs.items()}
+
+    def _logs(self, metrics: list[Any], result: Tree, active: Any) -> Tree:
+        """What there is to tell after one step: the logs so far, or for predict the outputs of all replicas."""
+        if self.outcome.collect == "all":
+            return self.replicas.gather(result)
+        return self._over_replicas(State([], [], [], metrics), (result, active))
+
+    def _nothing_told(self, metrics: list[Any], result: Tree) -> Tree:
+        if self.live is None:
+            return ()
+        logs = jax.eval_shape(lambda m, r: self._logs(m, r, True), metrics, result)
+        self.live.describe(logs)
+        return self.live.outlet.start((jax.ShapeDtypeStruct((), jnp.int32), logs))
+
+
+def _room(outcome: Outcome, result: Tree, of_tail: Tree, rows: int) -> Tree:
+    """Where results are kept: nothing, those of one step, or those of `rows` steps and of the tail."""
+    if outcome.collect == "none":
+        return ()
+    if outcome.collect == "last":
+        return zeros(result), jnp.zeros((), bool)
+    return zeros(result, rows), None if of_tail is None else zeros(of_tail)
+
+
+def _keep(outcome: Outcome, kept: Tree, index: Any, result: Tree, active: Any) -> Tree:
+    """The results so far. The last ones come with whether this replica was active, so that means can be taken."""
+    if outcome.collect == "none":
+        return ()
+    if outcome.collect == "last":
+        return as_before((result, active), kept)
+    outputs, of_tail = kept
+    if index is None:
+        return outputs, as_before(result, of_tail)
+    outputs = jax.tree.map(lambda rows, new: lax.dynamic_update_index_in_dim(rows, new, index, 0), outputs, result)
+    return outputs, of_tail
