@@ -1,0 +1,1 @@
+"""Stages, options and devices -> the loop that runs them."""
