@@ -55,18 +55,18 @@ def make_program(plan: WholeModel, place: Placement, options: Options, outbox: O
     mode = ENGINE_MODE[plan.mode]
     spread, twin = ReplicaLayout(place.replicas), None
     if mode == "train":
-        if options.shard_optimizer and place.replicas.count > 1:
+        if options.updates.shard_optimizer and place.replicas.count > 1:
             weights = [made.variable for _, made in plan.in_part("trainable")]
             shards, twin = make_shards(plan.optimizer, weights, place.replicas)
             spread = ReplicaLayout(place.replicas, shards)
-        spread = ReplicaLayout(place.replicas, spread.shards, offload.is_offloaded(options, place.replicas))
+        spread = ReplicaLayout(place.replicas, spread.shards, offload.is_offloaded(options.updates, place.replicas))
         step, metrics = _train_step(plan, place, spread, twin, options, outbox)
     else:
         step, metrics = infer_step(plan, place)
     step = on_replicas(step, place)
     # The loop traces a step several times for one program; a function that is jitted is traced once per shape.
     step = replace(step, micro=jax.jit(step.micro, inline=True))
-    loop = Loop(f"{name}_{mode}", step, place, options.accumulation, spread)
+    loop = Loop(f"{name}_{mode}", step, place, options.updates.accumulation, spread)
     return ModelProgram(plan, loop, spread, place, options, metrics, on_host(plan))
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from openipu._validate import name_once
 from openipu.engine.core.keras_steps import in_stages
 from openipu.engine.core.options import Options
+from openipu.engine.core.pipelining import Pipelining
 from openipu.engine.core.replicated_step import one_of_several
 from openipu.engine.core.state import State
 from openipu.engine.devices.placement import Placement
 from openipu.engine.loop.execution import rows_of
-from openipu.engine.pipeline.build.arguments import Arguments
-from openipu.engine.pipeline.build.assemble import make_loop, mapped
+from openipu.engine.pipeline.build.assemble import ModelInStages, StageVariables, gradient_map, make_loop
 from openipu.engine.pipeline.partition.program_cut import Cut, Given, Gives, Layer, Whole, choose, trace
 from openipu.engine.pipeline.runtime.stage_function import specs_of
 from openipu.engine.schedule.schedules import Sequential
@@ -45,7 +44,7 @@ def make_sharded_program(
     else:
         step, metrics = infer_step(plan, place)
         forward, step = _inferring(step.micro), replace(step, micro=in_stages)
-    if options.offload_optimizer:
+    if options.updates.offload_optimizer:
         name_once({"offload_weight_update_variables": "each device keeps the state of its own part of the model"})
     variables = (
         [made.variable for _, made in plan.in_part("trainable")],
@@ -61,15 +60,16 @@ def make_sharded_program(
     layers = _layers(plan)
     begins = choose(trace(_whole(forward, None), given), layers, replicas.each)
     cut = Cut(_whole(forward, place), given, plan.counters, layers, begins)
-    used = _probed(cut, batch, place)
+    used_weights, used_state = _probed(cut, batch, place)
     log.info("model_fn is cut into %d parts, which begin with %s", replicas.each, _names(plan, layers, begins))
-    asked = Arguments((), options.accumulation, Sequential(), tuple(range(replicas.each)), options.shard_optimizer)
-
-    def stages(common: Any) -> Any:
-        change = partial(mapped, plan.optimizer, common) if plan.optimizer is not None else None
-        return cut.stages(batch, common, change)
-
-    loop, spread = make_loop(f"{name}_{mode}", step, stages, used, variables, plan.optimizer, place, asked)
+    staged = ModelInStages(
+        StageVariables(variables[0], used_weights),
+        StageVariables(variables[1], used_state),
+        plan.optimizer,
+        lambda common: cut.stages(batch, common, gradient_map(plan.optimizer, common)),
+    )
+    pipelining = Pipelining(Sequential(), updates=options.updates).for_stages(replicas.each, mode == "train")
+    loop, spread = make_loop(f"{name}_{mode}", step, staged, pipelining, place)
     return ModelProgram(plan, loop, spread, place, options, metrics, on_host(plan))
 
 

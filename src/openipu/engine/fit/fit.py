@@ -70,7 +70,7 @@ def fit(
     _build_early(session, x, y, sample_weight, batch_size)
     feed = make_feed(
         session.place, model.steps_per_execution, x, y, sample_weight,
-        accumulated=options.accumulation.steps,
+        accumulated=options.updates.steps,
         batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
     )  # fmt: skip
     log.info("%s: %s", model.name, describe_updates(feed, session.place.replicas, options))

@@ -16,7 +16,7 @@ from openipu.engine.core.state_layout import ReplicaLayout, StateLayout
 from openipu.engine.devices.placement import Placement
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.loop.loop import Loop
-from openipu.engine.pipeline.build.model_stages import StagePlan, make_stage_loop
+from openipu.engine.pipeline.build.keras_pipeline import KerasPipeline, make_keras_loop
 
 
 class StepFunction:
@@ -26,14 +26,14 @@ class StepFunction:
     """
 
     def __init__(
-        self, model: Any, mode: Mode, place: Placement, options: Options, plan: StagePlan | None = None
+        self, model: Any, mode: Mode, place: Placement, options: Options, pipeline: KerasPipeline | None = None
     ) -> None:
         self.place, self.options, self._mode = place, options, mode
         self.live = StepLogs(options.buffer_depth) if options.live_callbacks else None
         self.loop: Loop
         self.spread: StateLayout
-        if plan is not None:
-            self.loop, self.spread = make_stage_loop(model, mode, place, options, plan, self.live)
+        if pipeline is not None:
+            self.loop, self.spread = make_keras_loop(model, mode, place, options, pipeline, self.live)
         else:
             self.loop, self.spread = _make_loop(model, mode, place, options, self.live)
 
@@ -52,10 +52,10 @@ def _make_loop(
     replicas, accumulation = place.replicas, Accumulation()
     spread, twin = ReplicaLayout(replicas), None
     if mode == "train":
-        accumulation = options.accumulation.of_weights(model.trainable_variables)
-        if options.shard_optimizer and replicas.count > 1:
+        accumulation = options.updates.accumulation.of_weights(model.trainable_variables)
+        if options.updates.shard_optimizer and replicas.count > 1:
             shards, twin = make_shards(model.optimizer, model.trainable_variables, replicas)
             spread = replace(spread, shards=shards)
-        spread = replace(spread, offloaded=offload.is_offloaded(options, replicas))
+        spread = replace(spread, offloaded=offload.is_offloaded(options.updates, replicas))
     step = make_step(model, mode, place, options, spread, twin)
     return Loop(f"{model.name}_{mode}", step, place, accumulation, spread, live), spread

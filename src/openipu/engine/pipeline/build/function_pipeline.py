@@ -7,26 +7,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openipu.engine.devices import systems
-from openipu.engine.data.slab import Slab
-from openipu.engine.core.model_state import assign, values_of
-from openipu.engine.devices.placement import Placement
-from openipu.engine.devices.placement import placement_on
-from openipu.engine.devices.kept_programs import KeptPrograms
-from openipu.engine.program.variable_scope import VariableScope
-from openipu.engine.core.state import State, Step
 from openipu.engine.core.keras_steps import in_stages
+from openipu.engine.core.model_state import assign, values_of
+from openipu.engine.core.pipelining import Pipelining
+from openipu.engine.core.state import State, Step
+from openipu.engine.data.slab import Slab
+from openipu.engine.devices import systems
+from openipu.engine.devices.kept_programs import KeptPrograms
+from openipu.engine.devices.placement import Placement, placement_on
+from openipu.engine.pipeline.runtime.stage_function import Arrays
+from openipu.engine.pipeline.runtime.stage_layout import StageLayout
+from openipu.engine.pipeline.runtime.stage_loop import StageLoop
+from openipu.engine.program.variable_scope import VariableScope
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
 
-from .arguments import Arguments
-from .function_stages import Functions, NewState, make_function_loop
-from openipu.engine.pipeline.runtime.stage_loop import StageLoop
-from openipu.engine.pipeline.runtime.stage_layout import StageLayout
-from openipu.engine.pipeline.runtime.stage_function import Arrays
+from .assemble import make_loop
+from .function_stages import Functions, NewState, functions_in_stages
 
 Tree = Any
 KEPT = 16
@@ -58,7 +58,7 @@ class Request:
     """What one call of `pipeline` asks for, apart from its data."""
 
     functions: Functions
-    asked: Arguments
+    pipelining: Pipelining
     ordinal: int
     key: Any
     """Equal for calls that ask for the same."""
@@ -71,7 +71,7 @@ class Runner:
     variables: _Variables
     optimizer: Any
     loop: StageLoop
-    spread: StageLayout
+    layout: StageLayout
     place: Placement
 
     def run(self, body: Tree, count: int) -> Tree:
@@ -82,10 +82,10 @@ class Runner:
             list(self.optimizer.variables) if self.optimizer is not None else [],
             [],
         )
-        state = self.spread.spread(values_of(owners))
+        state = self.layout.spread(values_of(owners))
         slab = Slab(0, count * self.place.replicas.count, body, None, False)
         [result], state = self.loop.execute(state, None, slab)
-        assign(owners, self.spread.gather(state))
+        assign(owners, self.layout.gather(state))
         return jax.tree.map(np.asarray, result.value[0])
 
 
@@ -96,7 +96,7 @@ def runner(request: Request, element: Tree) -> Runner:
     """The pipeline for a request and the shape of an element; those used last are kept."""
     systems.reserve()
     system = systems.system(request.ordinal)
-    place = placement_on(system, 1 + max(request.asked.devices))
+    place = placement_on(system, request.pipelining.device_count)
     shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves(element))
     return _runners.get(place, (request.key, shapes), lambda: _make(request, element, place))
 
@@ -104,10 +104,9 @@ def runner(request: Request, element: Tree) -> Runner:
 def _make(request: Request, element: Tree, place: Placement) -> Runner:
     functions = request.functions
     variables, optimizer = _discover(functions, element, place)
-    step = Step(in_stages, None, "all")
-    owned = variables.trained, variables.others
-    loop, spread = make_function_loop("pipeline", step, functions, variables, owned, optimizer, place, request.asked)
-    return Runner(variables, optimizer, loop, spread, place)
+    model = functions_in_stages(functions, variables, (variables.trained, variables.others), optimizer, place)
+    loop, layout = make_loop("pipeline", Step(in_stages, None, "all"), model, request.pipelining, place)
+    return Runner(variables, optimizer, loop, layout, place)
 
 
 def _discover(functions: Functions, element: Tree, place: Placement) -> tuple[_Variables, Any]:

@@ -9,24 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
-from openipu.engine.loop.execution import rows_of
 from openipu.engine.devices.placement import Placement
-from openipu.engine.core.state import Step
+from openipu.engine.loop.execution import rows_of
+from openipu.engine.pipeline.runtime.stage_function import After, Around, Arrays, StageFunction
+from openipu.engine.pipeline.runtime.variable_store import filled
 from openipu.engine.program.program_trace import stage_of_pipeline
 
 import jax
 import jax.numpy as jnp
 import keras
 
-from .arguments import Arguments
-from .assemble import make_loop, mapped, on_replica
-from openipu.engine.pipeline.runtime.stage_loop import StageLoop
-from openipu.engine.pipeline.runtime.stage_layout import StageLayout
-from openipu.engine.pipeline.runtime.stage_function import After, Around, Arrays, StageFunction
-from openipu.engine.pipeline.runtime.variable_store import filled
+from .assemble import ModelInStages, StageVariables, gradient_map, on_replica
+from .optimizer_output import OptimizerFunctionOutput
 
 Tree = Any
 NewState = Callable[[], Arrays]
@@ -82,8 +78,6 @@ class Functions:
 
     def optimized(self, outputs: Sequence[Any]) -> Any:
         """The `OptimizerFunctionOutput` of the last stage's outputs."""
-        from .optimizer_output import OptimizerFunctionOutput  # late: it imports this
-
         assert self.optimizer_function is not None
         result = self.optimizer_function(*outputs)
         if not isinstance(result, OptimizerFunctionOutput):
@@ -129,33 +123,26 @@ class _Stage:
             return jnp.reshape(self.optimizer.scale_loss(loss), ())
 
 
-def stage_functions(
-    functions: Functions, binding: Binding, optimizer: Any, common: Sequence[int], place: Placement
-) -> tuple[StageFunction, ...]:
-    """The functions as stages that the executor runs. `optimizer` is None where nothing is trained."""
-    structures: dict[int, Any] = {}
-    found = []
-    for number in range(len(functions.stages)):
-        stage = _Stage(functions, binding, number, optimizer, tuple(common), structures)
-        change = partial(mapped, optimizer, common) if optimizer is not None else None
-        run = on_replica(place, stage.run, lambda around: rows_of(functions.element(around.batch)[1]))
-        found.append(StageFunction(binding.weights[number], binding.state[number], run, change))
-    return tuple(found)
-
-
-def make_function_loop(
-    name: str,
-    step: Step,
+def functions_in_stages(
     functions: Functions,
     binding: Binding,
     variables: tuple[Sequence[Any], Sequence[Any]],
     optimizer: Any,
     place: Placement,
-    asked: Arguments,
-) -> tuple[StageLoop, StageLayout]:
-    """The loop of functions as stages, and how their state lies on the devices of `place`; see `make_loop`."""
+) -> ModelInStages:
+    """Functions as a model in stages. `variables` are those that are trained and the others."""
 
     def stages(common: Sequence[int]) -> tuple[StageFunction, ...]:
-        return stage_functions(functions, binding, optimizer, common, place)
+        structures: dict[int, Any] = {}
+        change = gradient_map(optimizer, common)
+        found = []
+        for number in range(len(functions.stages)):
+            stage = _Stage(functions, binding, number, optimizer, tuple(common), structures)
+            run = on_replica(place, stage.run, lambda around: rows_of(functions.element(around.batch)[1]))
+            found.append(StageFunction(binding.weights[number], binding.state[number], run, change))
+        return tuple(found)
 
-    return make_loop(name, step, stages, (binding.weights, binding.state), variables, optimizer, place, asked)
+    weights, state = variables
+    return ModelInStages(
+        StageVariables(weights, binding.weights), StageVariables(state, binding.state), optimizer, stages
+    )

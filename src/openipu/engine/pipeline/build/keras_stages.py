@@ -9,22 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-from openipu.engine.loop.execution import rows_of
-from openipu.engine.core.model_state import variables_of
-from openipu.engine.devices.placement import Placement
-from openipu.engine.core.state import Mode, State
 from openipu.engine.core.keras_steps import called_by, predict_micro, test_micro, train_loss
+from openipu.engine.core.model_state import variables_of
+from openipu.engine.core.state import Mode, State
+from openipu.engine.devices.placement import Placement
+from openipu.engine.loop.execution import rows_of
+from openipu.engine.pipeline.partition.split import Stage, run_stage
+from openipu.engine.pipeline.runtime.stage_function import After, Around, Arrays, StageFunction
+from openipu.engine.pipeline.runtime.variable_store import filled
 
 import jax
 import keras
 
-from .assemble import mapped, on_replica
-from openipu.engine.pipeline.partition.split import Stage, run_stage
-from openipu.engine.pipeline.runtime.stage_function import After, Around, Arrays, StageFunction
-from openipu.engine.pipeline.runtime.variable_store import filled
+from .assemble import ModelInStages, StageVariables, gradient_map, on_replica
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,25 +110,29 @@ def _penalties(variables: Sequence[Any]) -> list[Any]:
     return [v.regularizer(v) for v in variables if v.trainable and getattr(v, "regularizer", None) is not None]
 
 
-def used_by(stages: Sequence[Stage], variables: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+def stages_of_keras_model(model: Any, mode: Mode, stages: Sequence[Stage], place: Placement) -> ModelInStages:
+    """The stages of a Keras model as the executor runs them in `mode`."""
+    owners, optimizer = variables_of(model, mode), model.optimizer if mode == "train" else None
+    weights = StageVariables(owners.trainable, _used(stages, owners.trainable))
+    state = StageVariables(owners.non_trainable, _used(stages, owners.non_trainable))
+
+    def functions(common: Sequence[int]) -> tuple[StageFunction, ...]:
+        structures: dict[int, Any] = {}
+        change = gradient_map(optimizer, common)
+        found = []
+        for stage, trained, others in zip(stages, weights.used, state.used, strict=True):
+            own = _KerasStage(model, mode, stage, trained, others, tuple(common), structures)
+            run = on_replica(place, own.run, lambda around: rows_of(around.batch))
+            found.append(StageFunction(trained, others, run, change))
+        return tuple(found)
+
+    return ModelInStages(weights, state, optimizer, functions)
+
+
+def _used(stages: Sequence[Stage], variables: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
     """For each stage, the numbers of those variables that it uses."""
     number = {id(v): i for i, v in enumerate(variables)}
     return tuple(
         tuple(sorted({number[id(v)] for v in (*stage.variables, *stage.borrows) if id(v) in number}))
         for stage in stages
     )
-
-
-def stage_functions(
-    model: Any, mode: Mode, stages: Sequence[Stage], common: Sequence[int], place: Placement
-) -> tuple[StageFunction, ...]:
-    """The stages of `model` for `mode`."""
-    weights, others = (used_by(stages, part) for part in (model.trainable_variables, model.non_trainable_variables))
-    structures: dict[int, Any] = {}
-    change = partial(mapped, model.optimizer, common) if mode == "train" else None
-    functions = []
-    for stage, trained, state in zip(stages, weights, others, strict=True):
-        own = _KerasStage(model, mode, stage, trained, state, tuple(common), structures)
-        run = on_replica(place, own.run, lambda around: rows_of(around.batch))
-        functions.append(StageFunction(trained, state, run, change))
-    return tuple(functions)

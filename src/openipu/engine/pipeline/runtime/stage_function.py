@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from openipu.engine.core.pipelining import Recompute
 from openipu.engine.loop.execution import is_float
 
 import jax
@@ -26,8 +27,6 @@ from jax.extend.core import Literal as Constant
 from .packing import Spec
 
 Arrays = list[Any]
-Recompute = Literal["nothing", "everything", "unmarked"]
-"""What the backward of a stage computes again; "unmarked": all but what `recomputation_checkpoint` marks."""
 
 CHECKPOINT = "recomputation_checkpoint"
 """The name under which JAX knows values that are kept when a stage is computed again."""
@@ -109,16 +108,16 @@ class _Residual(NamedTuple):
 
 
 def differentiate(
-    stage: StageFunction, weights: Arrays, boundary: Arrays, around: Around, recompute: Recompute = "nothing"
+    stage: StageFunction, weights: Arrays, boundary: Arrays, around: Around, recompute: Recompute = Recompute.NOTHING
 ) -> Differentiated:
     """Trace a stage and its derivative; the arguments are shapes or arrays."""
     trees: dict[str, Any] = {}
 
     def forward(weights: Arrays, boundary: Arrays, around: Around) -> Any:
         run = differentiable(stage, boundary, around)
-        if recompute != "nothing":
+        if recompute is not Recompute.NOTHING:
             marked = jax.checkpoint_policies.save_only_these_names(CHECKPOINT)
-            run = jax.checkpoint(run, policy=marked if recompute == "unmarked" else None)
+            run = jax.checkpoint(run, policy=marked if recompute is Recompute.UNMARKED else None)
         out, vjp, (others, after) = jax.vjp(run, weights, floats_of(boundary), has_aux=True)
         residuals, trees["vjp"] = jax.tree.flatten(vjp)
         outputs = (_join(out, others) if isinstance(out, list) else out, after)

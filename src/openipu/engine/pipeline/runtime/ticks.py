@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from openipu.engine.convolution import rewrite
 from openipu.engine.convolution.arrays import settled
 from openipu.engine.core.accumulation import Accumulation
+from openipu.engine.core.pipelining import Recompute
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
 from openipu.engine.loop.execution import is_float
 from openipu.engine.schedule.table_arrays import TableArrays, Work
@@ -26,7 +27,7 @@ from jax import lax
 
 from .mailbox import Mailbox, Vectors
 from .packing import Buffers, Packing, Spec, pack, used
-from .stage_function import After, Around, Differentiated, Recompute, StageFunction, differentiate
+from .stage_function import After, Around, Differentiated, StageFunction, differentiate
 from .variable_store import Store
 
 Tree = Any
@@ -353,7 +354,7 @@ def make_pipeline(
         boundaries.append(tuple(map(Spec.of, boundary)))
         if table.backward is not None:
             # The last stage keeps its values in any case: it goes back as soon as it has gone forward.
-            again: Recompute = recompute if number < len(stages) - 1 else "nothing"
+            again = recompute if number < len(stages) - 1 else Recompute.NOTHING
             derivatives.append(differentiate(stage, values, boundary, own, again))
         traced, (boundary, after) = jax.make_jaxpr(stage.run, return_shape=True)(values, boundary, own)
         changing.append(_changing(traced.jaxpr, after, len(own.metrics), len(own.state)))
