@@ -187,13 +187,13 @@ def _calls(model: Any, inputs: Any = None) -> tuple[Graph | None, tuple[Node, ..
 
 def _with_defaults(calls: Sequence[Node], stages: list[int | None]) -> list[int | None]:
     """Where a layer call has no stage, that which a nested model has been given for itself."""
-    by_use: dict[Any, list[int]] = {}
+    inside: dict[Any, list[int]] = {}
     for i, node in enumerate(calls):
-        for use in node.within:
-            by_use.setdefault((id(use.model), use.call), []).append(i)
-    models = {(id(use.model), use.call): use.model for node in calls for use in node.within}
-    for use, numbers in by_use.items():
-        own = getattr(getattr(models[use], "_ipu_session", None), "options", None)
+        for nested in node.within:
+            inside.setdefault((id(nested.model), nested.call), []).append(i)
+    models = {(id(nested.model), nested.call): nested.model for node in calls for nested in node.within}
+    for call, numbers in inside.items():
+        own = getattr(getattr(models[call], "_ipu_session", None), "options", None)
         if own is not None and own.stages and len(own.stages) == len(numbers):
             for i, (_, stage) in zip(numbers, own.stages, strict=True):
                 stages[i] = stage if stages[i] is None else stages[i]

@@ -12,7 +12,7 @@ from typing import Any
 import openipu as ipu
 from openipu import _validate
 from openipu.engine.core.pipelining import Recompute
-from openipu.engine.pipeline.runtime.stage_function import After, Around, StageFunction, differentiate
+from openipu.engine.pipeline.runtime.stage_function import StageContext, StageFunction, StageResults, differentiate
 from openipu.schedules import Table, journey
 
 import jax
@@ -456,21 +456,21 @@ def test_a_subclassed_model_is_built_from_the_data() -> None:
 def test_what_is_kept_between_forward_and_backward(recompute: Recompute, kept: int) -> None:
     """The marked value in the middle; without computing anything again, what derivatives use around it as well."""
 
-    def run(weights: list[Any], boundary: list[Any], _: Around) -> tuple[list[Any], After]:
+    def run(weights: list[Any], boundary: list[Any], _: StageContext) -> tuple[list[Any], StageResults]:
         x = boundary[0]
         for weight in weights:
             x = ipu.pipelining_ops.recomputation_checkpoint(jax.numpy.sin(jax.numpy.exp(x @ weight)))
-        return [x.sum(1)], After([], [], None)
+        return [x.sum(1)], StageResults([], [], None)
 
     weights, boundary = [np.ones((6, 6), "float32")] * 2, [np.ones((8, 6), "float32")]
-    around = Around((), [], True, [], [])
-    stage = differentiate(StageFunction((0, 1), (), run), weights, boundary, around, recompute)
-    out, _, values = stage.forward(weights, boundary, around)
+    context = StageContext((), [], True, [], [])
+    stage = differentiate(StageFunction((0, 1), (), run), weights, boundary, context, recompute)
+    out, _, values = stage.forward(weights, boundary, context)
     assert len([spec for spec in stage.kept if spec.shape == (8, 6)]) == kept == len(values)
-    gradients, _ = stage.backward(weights, boundary, around, values, [jax.numpy.ones_like(out[0])])
-    whole = differentiate(StageFunction((0, 1), (), run), weights, boundary, around)
+    gradients, _ = stage.backward(weights, boundary, context, values, [jax.numpy.ones_like(out[0])])
+    whole = differentiate(StageFunction((0, 1), (), run), weights, boundary, context)
     expected, _ = whole.backward(
-        weights, boundary, around, whole.forward(weights, boundary, around)[2], [np.ones(8, "f")]
+        weights, boundary, context, whole.forward(weights, boundary, context)[2], [np.ones(8, "f")]
     )
     replication.assert_close(gradients, expected)
 

@@ -16,7 +16,15 @@ from openipu.engine.core.state import State
 from openipu.engine.devices.placement import Placement
 from openipu.engine.loop.execution import rows_of
 from openipu.engine.pipeline.build.assemble import ModelInStages, StageVariables, gradient_map, make_loop
-from openipu.engine.pipeline.partition.program_cut import Cut, Given, Gives, Layer, Whole, choose, trace
+from openipu.engine.pipeline.partition.program_cut import (
+    Cut,
+    FunctionInputs,
+    FunctionOutputs,
+    Layer,
+    WholeFunction,
+    choose,
+    trace,
+)
 from openipu.engine.pipeline.runtime.stage_function import specs_of
 from openipu.engine.schedule.schedules import Sequential
 
@@ -56,10 +64,10 @@ def make_sharded_program(
     optimizer = list(plan.optimizer.variables) if plan.optimizer is not None else []
     weights, others, slots = ([_shape(v) for v in part] for part in (*variables, optimizer))
     active = jax.ShapeDtypeStruct((), bool)
-    given = Given(weights, others, slots, active, specs_of(batch), jax.eval_shape(metrics))
+    shapes = FunctionInputs(weights, others, slots, active, specs_of(batch), jax.eval_shape(metrics))
     layers = _layers(plan)
-    begins = choose(trace(_whole(forward, None), given), layers, replicas.each)
-    cut = Cut(_whole(forward, place), given, plan.counters, layers, begins)
+    begins = choose(trace(_whole(forward, None), shapes), layers, replicas.each)
+    cut = Cut(_whole(forward, place), shapes, plan.counters, layers, begins)
     used_weights, used_state = _probed(cut, batch, place)
     log.info("model_fn is cut into %d parts, which begin with %s", replicas.each, _names(plan, layers, begins))
     staged = ModelInStages(
@@ -81,18 +89,18 @@ def _inferring(micro: Callable[..., Any]) -> Forward:
     return forward
 
 
-def _whole(forward: Forward, place: Placement | None) -> Whole:
+def _whole(forward: Forward, place: Placement | None) -> WholeFunction:
     """What a model_fn computes, on one of the replicas of `place`."""
 
-    def whole(given: Given) -> Gives:
-        state = State(given.weights, given.state, given.optimizer, given.metrics)
+    def whole(inputs: FunctionInputs) -> FunctionOutputs:
+        state = State(inputs.weights, inputs.state, inputs.optimizer, inputs.metrics)
         if place is None or place.replicas.count == 1:
-            loss, new, result = forward(state, given.batch)
+            loss, new, result = forward(state, inputs.batch)
         else:
-            rows = rows_of(given.batch)
-            with one_of_several(place.replicas, place.batch_norm_group, lambda: rows, given.active):
-                loss, new, result = forward(state, given.batch)
-        return Gives(loss, new.non_trainable, new.metrics, result)
+            rows = rows_of(inputs.batch)
+            with one_of_several(place.replicas, place.batch_norm_group, lambda: rows, inputs.active):
+                loss, new, result = forward(state, inputs.batch)
+        return FunctionOutputs(loss, new.non_trainable, new.metrics, result)
 
     return whole
 

@@ -104,16 +104,14 @@ def _name_without_effect(given: dict[str, Any], stages: int) -> None:
     name_once({option: WITHOUT_EFFECT[option] for option, value in given.items() if value is not None})
 
 
-def _stages(value: Any) -> tuple[Callable[..., Any], ...]:
+def _stages(value: Any) -> StageFunctions:
     if isinstance(value, list | tuple) and any(isinstance(stage, list | tuple) for stage in value):
         raise NotImplementedError(
-            "A stage of `computational_stages` is a list of functions that are to run side by side. A stage is one "
-            "function here: call them in it and return all of their outputs."
+            "A stage of `computational_stages` is a list of functions to run side by side, but a stage is one function "
+            "here. Give a function that calls them and returns all of their outputs."
         )
     if not isinstance(value, list | tuple) or not all(map(callable, value)):
         raise TypeError(f"`computational_stages` is {value!r}. Give a list of functions.")
-    if len(value) < 2:
-        raise ValueError(f"A pipeline has at least 2 stages, but {len(value)} are given. Cut the model into more.")
     return tuple(value)
 
 

@@ -1,4 +1,4 @@
-"""Stages -> the loop that runs them, the same for Keras models, plain functions and estimators."""
+"""A model in stages -> the loop that runs it: the same for Keras models, plain functions and estimators."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from openipu.engine.devices.placement import Placement
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.pipeline.runtime.packing import Spec
 from openipu.engine.pipeline.runtime.sharded_update import ShardedUpdate
-from openipu.engine.pipeline.runtime.stage_function import Around, Arrays, StageFunction
+from openipu.engine.pipeline.runtime.stage_function import Arrays, StageContext, StageFunction
 from openipu.engine.pipeline.runtime.stage_layout import StageLayout
 from openipu.engine.pipeline.runtime.stage_loop import StageLoop
 from openipu.engine.pipeline.runtime.stage_update import Update, make_update
-from openipu.engine.pipeline.runtime.variable_store import Store, filled, make_store
+from openipu.engine.pipeline.runtime.variable_store import Store, make_store, zero_filled
 
 from .rules import one_dtype
 
-Run = Callable[[Arrays, Arrays, Around], Any]
+Run = Callable[[Arrays, Arrays, StageContext], Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,8 @@ class ModelInStages:
     optimizer: Any
     """None where nothing is trained."""
     functions: Callable[[Sequence[int]], tuple[StageFunction, ...]]
-    """`functions(common)`: the stages, which see those variables of the optimizer that belong to no weight."""
+    """`functions(common)`: the stages. `common` are the numbers of the optimizer's variables that belong to no weight,
+    which every stage can read."""
 
 
 def make_loop(
@@ -81,20 +82,20 @@ def gradient_map(optimizer: Any, common: Sequence[int]) -> Callable[[Arrays, Arr
         return None
 
     def mapped(gradients: Arrays, weights: Arrays, known: Arrays) -> Arrays:
-        return map_gradients(optimizer, gradients, weights, filled(optimizer.variables, common, known))
+        return map_gradients(optimizer, gradients, weights, zero_filled(optimizer.variables, common, known))
 
     return mapped
 
 
-def on_replica(place: Placement, run: Run, rows: Callable[[Around], int]) -> Run:
-    """`run` as one of the replicas of `place`; `rows` tells the samples of its micro-batch."""
+def on_replica(place: Placement, run: Run, rows: Callable[[StageContext], int]) -> Run:
+    """`run` as one of the replicas of `place`; `rows` counts the samples of its micro-batch."""
     if place.replicas.count == 1:
         return run
 
-    def on_one(weights: Arrays, boundary: Arrays, around: Around) -> Any:
-        count = rows(around)
-        with one_of_several(place.replicas, place.batch_norm_group, lambda: count, around.active):
-            return run(weights, boundary, around)
+    def on_one(weights: Arrays, boundary: Arrays, context: StageContext) -> Any:
+        count = rows(context)
+        with one_of_several(place.replicas, place.batch_norm_group, lambda: count, context.active):
+            return run(weights, boundary, context)
 
     return on_one
 

@@ -1,4 +1,4 @@
-"""A pipeline of plain functions with Keras variables that exist before, run as one program."""
+"""`pipeline`: plain functions that use existing Keras variables, run as one program."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Request:
     pipelining: Pipelining
     ordinal: int
     key: Any
-    """Equal for calls that ask for the same."""
+    """Equal for calls that ask for the same thing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,11 +154,11 @@ def _check(optimizer: Any, variables: Sequence[Any]) -> None:
     if not variables:
         raise RuntimeError(
             "The pipeline has nothing to train: its stages use no trainable variable. Use Keras layers or variables "
-            "that were made outside of the stages."
+            "made outside the stages."
         )
     if any(isinstance(v.value, jax.core.Tracer) for v in optimizer.variables):
         raise ValueError(
-            "The optimizer is made inside of `optimizer_function`, which is traced more than once. Make it outside."
+            "The optimizer is made inside `optimizer_function`, which is traced more than once. Make it outside."
         )
     if not optimizer.built:
         optimizer.build(list(variables))

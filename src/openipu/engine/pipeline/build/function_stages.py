@@ -1,7 +1,7 @@
 """Stages that are plain functions: each gets what the one before returned, and the first an element of the data.
 
 How a function's Keras variables get their values is up to the `Binding`: those of `pipelining_ops.pipeline` exist
-before, those of an estimator are made anew in each call.
+beforehand, those of an estimator are created anew in each call.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from openipu.engine.devices.placement import Placement
 from openipu.engine.loop.execution import rows_of
-from openipu.engine.pipeline.runtime.stage_function import After, Around, Arrays, StageFunction
-from openipu.engine.pipeline.runtime.variable_store import filled
+from openipu.engine.pipeline.runtime.stage_function import Arrays, StageContext, StageFunction, StageResults
+from openipu.engine.pipeline.runtime.variable_store import zero_filled
 from openipu.engine.program.program_trace import stage_of_pipeline
 
 import jax
@@ -40,7 +40,7 @@ class Binding(Protocol):
         """For each stage, the other variables it uses."""
 
     def bound(self, stage: int, weights: Arrays, state: Arrays) -> AbstractContextManager[NewState]:
-        """While active, the variables of a stage have these values; gives a function that tells the new state."""
+        """While active, the variables of a stage have these values; gives a function that returns the new state."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,35 +90,38 @@ class Functions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stage:
+    """One function as a stage."""
+
     functions: Functions
     binding: Binding
     number: int
     optimizer: Any
     common: tuple[int, ...]
     structures: dict[int, Any] = field(repr=False)
+    """How the boundary into each stage is built up; known once the stage before has been traced."""
 
-    def run(self, weights: Arrays, boundary: Arrays, around: Around) -> tuple[Any, After]:
+    def run(self, weights: Arrays, boundary: Arrays, context: StageContext) -> tuple[Any, StageResults]:
         """One micro-batch, see `StageFunction`."""
         functions = self.functions
         received = jax.tree.unflatten(self.structures[self.number], boundary) if self.number else ()
-        with self.binding.bound(self.number, weights, around.state) as new_state:
-            outputs = functions.call(self.number, received, around.batch)
-            loss, metrics, data = None, around.metrics, functions.element(around.batch)[1]
+        with self.binding.bound(self.number, weights, context.state) as new_state:
+            outputs = functions.call(self.number, received, context.batch)
+            loss, metrics, data = None, context.metrics, functions.element(context.batch)[1]
             if self.number == functions.last and functions.optimizer_function is not None:
                 loss = jnp.asarray(functions.optimized(outputs).loss)
                 metrics = functions.metrics(metrics, loss, data)
             state = new_state()
         if self.number < functions.last:
             flat, self.structures[self.number + 1] = jax.tree.flatten(jax.tree.map(jnp.asarray, outputs))
-            return flat, After(state, [], None)
+            return flat, StageResults(state, [], None)
         result = jax.tree.map(jnp.asarray, functions.results(outputs, loss, data))
-        return self._scaled(loss, around.optimizer), After(state, metrics, result)
+        return self._scaled(loss, context.optimizer), StageResults(state, metrics, result)
 
     def _scaled(self, loss: Any, optimizer: Arrays) -> Any:
         if loss is None:
             return None
         variables = self.optimizer.variables
-        mapping = zip(variables, filled(variables, self.common, optimizer), strict=True)
+        mapping = zip(variables, zero_filled(variables, self.common, optimizer), strict=True)
         with keras.StatelessScope(state_mapping=list(mapping)):
             return jnp.reshape(self.optimizer.scale_loss(loss), ())
 
@@ -138,7 +141,7 @@ def functions_in_stages(
         found = []
         for number in range(len(functions.stages)):
             stage = _Stage(functions, binding, number, optimizer, tuple(common), structures)
-            run = on_replica(place, stage.run, lambda around: rows_of(functions.element(around.batch)[1]))
+            run = on_replica(place, stage.run, lambda context: rows_of(functions.element(context.batch)[1]))
             found.append(StageFunction(binding.weights[number], binding.state[number], run, change))
         return tuple(found)
 

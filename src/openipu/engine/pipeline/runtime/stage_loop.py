@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from .stage_function import Around, StageFunction, specs_of
+from .stage_function import StageContext, StageFunction, specs_of
 from .stage_layout import StageLayout
 from .staged_execution import StagedExecution, size_of, updated
 from .ticks import Pipeline, make_pipeline
@@ -113,16 +113,8 @@ class StageLoop(Loop):
         return StagedExecution(self._step, self._staged_spread, full, small, count, (result, small_result), self._live)
 
     def _pipeline(self, table: TableArrays, state: State, batch: Tree) -> tuple[Pipeline, Tree]:
-        replicas, spread = self._place.replicas, self._staged_spread
+        spread = self._staged_spread
         common, active = spread.slots(state)[1], jax.ShapeDtypeStruct((), bool)
-        around = Around(batch, specs_of(common), active, [], specs_of(state.metrics))
-        return make_pipeline(
-            table,
-            self._stages,
-            spread.weights,
-            spread.state,
-            self._accumulation,
-            around,
-            recompute=self._pipelining.recompute(self._place.recompute),
-            replicas=replicas,
-        )
+        context = StageContext(batch, specs_of(common), active, [], specs_of(state.metrics))
+        recompute = self._pipelining.recompute(self._place.recompute)
+        return make_pipeline(table, self._stages, spread, self._accumulation, context, recompute)
