@@ -117,7 +117,7 @@ class Pipelining:
     def table(self, steps: int) -> Table:
         """The table of one update; where nothing is trained, one for `steps` micro-batches or a few more."""
         group = self.multiple()
-        count = self.updates.steps if self.training else -(-steps // group) * group
+        count = self.updates.steps if self.training else steps + -steps % group
         return self.schedule.table(len(self.devices), count, self.devices, self.training)
 
     def single_table(self) -> Table:

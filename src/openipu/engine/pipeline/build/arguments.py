@@ -19,7 +19,7 @@ from openipu.engine.core.updates import Updates
 from .rules import check_micro_batches
 from .stage_options import check_stage_options
 
-StageFunctions = tuple[Callable[..., Any], ...]
+UserFunctions = tuple[Callable[..., Any], ...]
 """The functions that a user gives as stages."""
 
 WITHOUT_EFFECT = {
@@ -61,7 +61,7 @@ def arguments(
     continuous_weight_updates: bool = False,
     reduction_method: Any = Reduction.SUM,
     **without_effect: Any,
-) -> tuple[StageFunctions, Pipelining]:
+) -> tuple[UserFunctions, Pipelining]:
     """The stages and how they run, from the arguments that `pipelining_ops.pipeline` documents."""
     stages = _stages(computational_stages)
     check_divided(replicated_optimizer_state_sharding, without_effect.get("offload_weight_update_variables"))
@@ -104,7 +104,7 @@ def _name_without_effect(given: dict[str, Any], stages: int) -> None:
     name_once({option: WITHOUT_EFFECT[option] for option, value in given.items() if value is not None})
 
 
-def _stages(value: Any) -> StageFunctions:
+def _stages(value: Any) -> UserFunctions:
     if isinstance(value, list | tuple) and any(isinstance(stage, list | tuple) for stage in value):
         raise NotImplementedError(
             "A stage of `computational_stages` is a list of functions to run side by side, but a stage is one function "

@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from .packing import Buffers, used
-from .stage_update import Update, Updated
+from .stage_update import Update, UpdateState
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ShardedUpdate(Update):
         """Whether each replica has only its share of the slots."""
         return True
 
-    def apply(self, weights: Buffers, slots: Buffers, common: list[Any], total: Buffers) -> Updated:
+    def apply(self, weights: Buffers, slots: Buffers, common: list[Any], total: Buffers) -> UpdateState:
         """The state after the gradients in `total`."""
         me, replicas = lax.axis_index(STAGE_AXIS), self.replicas
         total = self._sum_tied(me, total)
@@ -43,7 +43,7 @@ class ShardedUpdate(Update):
             rows = jnp.where(me == device, gradients, rows)
         mine = lax.psum_scatter(rows, REPLICA_AXIS, scatter_dimension=0)
         mine = mine / replicas.count if self.average else mine
-        new, state = jnp.zeros(length), Updated(weights, slots, common)
+        new, state = jnp.zeros(length), UpdateState(weights, slots, common)
         for device in range(len(self.twins)):
             new, state = self._share_on(device, me, mine, new, state)
         everything = lax.all_gather(new, REPLICA_AXIS)
@@ -57,9 +57,9 @@ class ShardedUpdate(Update):
             own = used(weights, at)
             written = self.weights.packing.write(own, at, whole)
             weights = weights | {b: jnp.where(me == device, written[b], own[b]) for b in own}
-        return Updated(weights, state.slots, self._on_all(me, state.common))
+        return UpdateState(weights, state.slots, self._on_all(me, state.common))
 
-    def _share_on(self, device: int, me: Any, mine: Any, new: Any, state: Updated) -> tuple[Any, Updated]:
+    def _share_on(self, device: int, me: Any, mine: Any, new: Any, state: UpdateState) -> tuple[Any, UpdateState]:
         """What a device's twin makes of its share `mine` of the gradients: new weights as a vector, and the state."""
         slot_at = self.slots.slots(device)
 

@@ -30,7 +30,7 @@ from .variable_store import Store, make_store, zero_filled
 _TOKEN = re.compile(r"slice(\d+)of")
 
 
-class Updated(NamedTuple):
+class UpdateState(NamedTuple):
     """What an update reads and writes."""
 
     weights: Buffers
@@ -73,14 +73,14 @@ class Update:
         """Whether each replica has only its share of the slots."""
         return False
 
-    def apply(self, weights: Buffers, slots: Buffers, common: list[Any], total: Buffers) -> Updated:
+    def apply(self, weights: Buffers, slots: Buffers, common: list[Any], total: Buffers) -> UpdateState:
         """The state after the gradients in `total`."""
         me = lax.axis_index(STAGE_AXIS)
         total = self._sum_tied(me, total)
         total = self.replicas.mean(total) if self.average else self.replicas.sum(total)
         norm, finite = self._over_all(me, total)
         gradients = _Gradients(total, self._clip_factor(norm, common), finite)
-        state = Updated(weights, slots, common)
+        state = UpdateState(weights, slots, common)
         for device in range(len(self.twins)):
             state = self._on(device, me, state, gradients)
         return state._replace(common=self._on_all(me, state.common))
@@ -90,7 +90,7 @@ class Update:
         busy = [device for device, held in enumerate(self.weights.held) if held]
         return common if len(busy) == len(self.twins) else from_device(busy[0], me, common)
 
-    def _on(self, device: int, me: Any, state: Updated, gradients: _Gradients) -> Updated:
+    def _on(self, device: int, me: Any, state: UpdateState, gradients: _Gradients) -> UpdateState:
         """The state after a device has updated its own weights; the others do nothing meanwhile."""
         weight_at, slot_at = self.weights.slots(device), self.slots.slots(device)
         if not weight_at:
@@ -108,7 +108,7 @@ class Update:
 
         writes = used(state.weights, weight_at), used(state.slots, slot_at), state.common
         new_weights, new_slots, common = lax.cond(me == device, run, lambda w: w, writes)
-        return Updated(state.weights | new_weights, state.slots | new_slots, common)
+        return UpdateState(state.weights | new_weights, state.slots | new_slots, common)
 
     def _by_twin(
         self, device: int, slots: Buffers, common: list[Any], gradients: list[Any], weights: list[Any]
