@@ -1,5 +1,6 @@
 """Tables of schedules for property tests."""
 
+from openipu.engine.schedule.schedules import micro_batch_multiple
 from openipu.schedules import GPipe, Grouped, Interleaved, OneFOneB, Sequential
 
 from hypothesis import strategies as st
@@ -25,5 +26,5 @@ def tables(draw, shared=True, training=None):
     devices = list(range(stages))
     if shared and not (training and isinstance(schedule, Interleaved)):
         devices = draw(st.lists(st.integers(0, stages - 1), min_size=stages, max_size=stages))
-    multiple = schedule.overlap(stages, devices, training) if hasattr(schedule, "overlap") else 1
+    multiple = micro_batch_multiple(schedule, devices, training)
     return schedule.table(stages, multiple * draw(st.integers(1, max(1, 16 // multiple))), devices, training)

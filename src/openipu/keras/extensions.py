@@ -15,6 +15,7 @@ from openipu._validate import name_once
 from openipu.engine.core.accumulation import Accumulation, Reduction, check_divided, dtype_option
 from openipu.engine.core.model_state import variables_of
 from openipu.engine.core.options import MetricReduction, Options
+from openipu.engine.core.updates import Updates
 from openipu.engine.fit import fit as run
 from openipu.engine.fit.session import Session
 from openipu.engine.keras_compat.model_classes import pickled, subclass_as
@@ -102,15 +103,13 @@ class ModelExtension(PipeliningExtension):
         if unknown:
             raise ValueError(f"Unknown options {unknown}. Those known are {', '.join(known)}.")
         old = self._ipu_session.options
-        count = steps(gradient_accumulation_steps_per_replica, old.accumulation.steps)
+        count = steps(gradient_accumulation_steps_per_replica, old.unpipelined.steps)
         method = Reduction.parse(gradient_accumulation_reduction_method)
         shard = yes_or_no(extra, "replicated_optimizer_state_sharding", False)
         offload = yes_or_no(extra, "offload_weight_update_variables", None)
         check_divided(shard, offload)
         self._set_ipu_options(
-            accumulation=Accumulation(count, method, dtype_option(extra.get("dtype"))),
-            shard_optimizer=shard,
-            offload_optimizer=offload,
+            unpipelined=Updates(Accumulation(count, method, dtype_option(extra.get("dtype"))), shard, offload)
         )
 
     def set_replication_options(self, replicated_metric_reduction_method: MetricReduction | str = "NONE") -> None:

@@ -8,9 +8,16 @@ from typing import Any
 
 from openipu._validate import name_once
 from openipu.engine.core.accumulation import Accumulation, Reduction, check_divided, dtype_option
-from openipu.engine.core.pipelining import PipelineSchedule, Pipelining, RecomputationMode, schedule_of
+from openipu.engine.core.pipelining import (
+    PipelineSchedule,
+    Pipelining,
+    RecomputationMode,
+    recomputation_mode_of,
+    schedule_of,
+)
+from openipu.engine.core.updates import Updates
 from openipu.engine.fit.session import Session
-from openipu.engine.pipeline.build.arguments import check_stage_options
+from openipu.engine.pipeline.build.stage_options import check_stage_options
 from openipu.engine.pipeline.partition import assignment as assign
 from openipu.engine.pipeline.partition import balance, split
 from openipu.engine.pipeline.partition.graph import Graph, Node
@@ -129,29 +136,29 @@ class PipeliningExtension:
         _check_more(more)
         old = self._ipu_session.options
         known = old.pipelining or Pipelining()
-        count = steps(gradient_accumulation_steps_per_replica, known.accumulation.steps)
+        before = known.updates.accumulation
+        count = steps(gradient_accumulation_steps_per_replica, before.steps)
         method, dtype = gradient_accumulation_reduction_method, gradient_accumulation_dtype
         flags = {
             "replicated_optimizer_state_sharding": replicated_optimizer_state_sharding,
             "offload_weight_update_variables": offload_weight_update_variables,
         }
         shard, offload = (yes_or_no(flags, name, None) for name in flags)
-        shard = known.shard_optimizer if shard is None else shard
-        offload = known.offload_optimizer if offload is None else offload
+        shard = known.updates.shard_optimizer if shard is None else shard
+        offload = known.updates.offload_optimizer if offload is None else offload
         check_divided(shard, offload)
+        accumulation = Accumulation(
+            count,
+            before.method if method is None else Reduction.parse(method),
+            before.dtype if dtype is None else dtype_option(dtype, "gradient_accumulation_dtype"),
+        )
         self._set_ipu_options(
             pipelining=Pipelining(
                 known.schedule if pipeline_schedule is None else schedule_of(pipeline_schedule),
                 known.device_mapping if device_mapping is None else _mapping(device_mapping),
-                known.recomputation_mode if recomputation_mode is None else _mode(recomputation_mode),
+                known.recomputation_mode if recomputation_mode is None else recomputation_mode_of(recomputation_mode),
                 _flag("accumulate_outfeed", accumulate_outfeed, known.accumulate_outfeed),
-                Accumulation(
-                    count,
-                    known.accumulation.method if method is None else Reduction.parse(method),
-                    known.accumulation.dtype if dtype is None else dtype_option(dtype, "gradient_accumulation_dtype"),
-                ),
-                shard,
-                offload,
+                Updates(accumulation, shard, offload),
             ),
         )
 
@@ -180,13 +187,13 @@ def _calls(model: Any, inputs: Any = None) -> tuple[Graph | None, tuple[Node, ..
 
 def _with_defaults(calls: Sequence[Node], stages: list[int | None]) -> list[int | None]:
     """Where a layer call has no stage, that which a nested model has been given for itself."""
-    by_use: dict[Any, list[int]] = {}
+    inside: dict[Any, list[int]] = {}
     for i, node in enumerate(calls):
-        for use in node.within:
-            by_use.setdefault((id(use.model), use.call), []).append(i)
-    models = {(id(use.model), use.call): use.model for node in calls for use in node.within}
-    for use, numbers in by_use.items():
-        own = getattr(getattr(models[use], "_ipu_session", None), "options", None)
+        for nested in node.within:
+            inside.setdefault((id(nested.model), nested.call), []).append(i)
+    models = {(id(nested.model), nested.call): nested.model for node in calls for nested in node.within}
+    for call, numbers in inside.items():
+        own = getattr(getattr(models[call], "_ipu_session", None), "options", None)
         if own is not None and own.stages and len(own.stages) == len(numbers):
             for i, (_, stage) in zip(numbers, own.stages, strict=True):
                 stages[i] = stage if stages[i] is None else stages[i]
@@ -276,10 +283,3 @@ def _mapping(value: Any) -> tuple[int, ...]:
     if any(device < 0 for device in value):
         raise ValueError(f"`device_mapping` is {value!r}. Devices of a replica count from 0.")
     return tuple(value)
-
-
-def _mode(value: Any) -> RecomputationMode:
-    if not isinstance(value, RecomputationMode):
-        names = ", ".join(member.name for member in RecomputationMode)
-        raise TypeError(f"`recomputation_mode` is {value!r}. Give a member of `RecomputationMode`: {names}.")
-    return value

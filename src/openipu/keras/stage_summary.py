@@ -34,7 +34,7 @@ def summary(
 
 
 def _cells(node: Node, stage: int | None, sources: Sequence[Any], sequential: bool) -> list[str]:
-    path = "/".join([*(use.model.name for use in node.within), node.operation.name])
+    path = "/".join([*(nested.model.name for nested in node.within), node.operation.name])
     title = f"{path} ({type(node.operation).__name__})"
     if sequential:
         return [title, str(stage)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from openipu._validate import positive
 from openipu.engine.core.accumulation import Reduction
 from openipu.engine.core.pipelining import RecomputationMode
 from openipu.engine.devices.current_system import current_ordinal
-from openipu.engine.pipeline.build.arguments import OPTIONS, arguments, check_function, count_of
+from openipu.engine.pipeline.build.arguments import OPTIONS, arguments, check_function
 from openipu.engine.pipeline.build.function_pipeline import Request, runner
 from openipu.engine.pipeline.build.function_stages import Functions
 from openipu.engine.program.program_trace import NotInProgram, current
@@ -93,13 +94,14 @@ def pipeline(
         raise NotInProgram
     check_function("optimizer_function", optimizer_function)
     training = optimizer_function is not None
-    asked = arguments(training, **{option: given[option] for option in OPTIONS})
-    repeats = count_of("repeat_count", repeat_count)
+    stages, pipelining = arguments(training, **{option: given[option] for option in OPTIONS})
+    repeats = positive("repeat_count", repeat_count)
     results = _results(training, infeed_queue, outfeed_queue, outfeed_loss, outfeed_mask, accumulate_outfeed)
     ordinal = current_ordinal() or 0
-    key = (asked, optimizer_function, ordinal, outfeed_loss, tuple(outfeed_mask or ()), outfeed_queue is None)
-    request = Request(Functions(asked.stages, optimizer_function, results, _element), asked, ordinal, key)
-    rows = _run(request, repeats * asked.accumulation.steps, inputs or (), infeed_queue)
+    shown = (outfeed_loss, tuple(outfeed_mask or ()), outfeed_queue is None)
+    key = (stages, pipelining, optimizer_function, ordinal, shown)
+    request = Request(Functions(stages, optimizer_function, results, _element), pipelining, ordinal, key)
+    rows = _run(request, repeats * pipelining.updates.steps, inputs or (), infeed_queue)
     if outfeed_queue is not None:
         if accumulate_outfeed:
             rows = jax.tree.map(lambda a: _summed(a, repeats, accumulate_outfeed_dtype), rows)

@@ -105,11 +105,11 @@ def test_random_layers_draw_anew_for_every_micro_batch() -> None:
 def test_none_keeps_the_number_of_steps_and_each_call_sets_the_rest() -> None:
     model = made(2, 4, "mean")
     model.set_gradient_accumulation_options(dtype="float32", replicated_optimizer_state_sharding=True)
-    assert model._ipu_session.options.accumulation == Accumulation(4, Reduction.SUM, "float32")
-    assert model._ipu_session.options.shard_optimizer
+    assert model._ipu_session.options.updates.accumulation == Accumulation(4, Reduction.SUM, "float32")
+    assert model._ipu_session.options.updates.shard_optimizer
     model.set_gradient_accumulation_options(2, Reduction.RUNNING_MEAN)
-    assert model._ipu_session.options.accumulation == Accumulation(2, Reduction.RUNNING_MEAN)
-    assert not model._ipu_session.options.shard_optimizer
+    assert model._ipu_session.options.updates.accumulation == Accumulation(2, Reduction.RUNNING_MEAN)
+    assert not model._ipu_session.options.updates.shard_optimizer
 
 
 def test_new_options_take_effect_in_the_next_fit() -> None:
@@ -175,7 +175,7 @@ def test_the_type_to_accumulate_in_may_depend_on_the_weight(how: str, tmp_path: 
         model.save(tmp_path / "model.keras")
         with replication.strategy(1).scope():
             loaded = keras.models.load_model(tmp_path / "model.keras")
-        assert loaded._ipu_session.options.accumulation.dtype == ("float16", "float32") * 2
+        assert loaded._ipu_session.options.updates.accumulation.dtype == ("float16", "float32") * 2
     else:
         with pytest.raises(ValueError, match=r"is the function .* cannot be saved"):
             model.optimizer.get_config()

@@ -47,7 +47,7 @@ def test_the_number_of_micro_batches_is_a_positive_int(value: Any) -> None:
     model = made()
     with pytest.raises(ValueError, match=r"`gradient_accumulation_steps_per_replica` is .* whole number of 1 or more"):
         model.set_gradient_accumulation_options(value)
-    assert model._ipu_session.options.accumulation.steps == 1
+    assert model._ipu_session.options.updates.steps == 1
 
 
 @pytest.mark.parametrize("value", ["average", "", None, 1])

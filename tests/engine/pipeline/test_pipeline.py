@@ -11,7 +11,8 @@ from typing import Any
 
 import openipu as ipu
 from openipu import _validate
-from openipu.engine.pipeline.runtime.stage_function import After, Around, StageFunction, differentiate
+from openipu.engine.core.pipelining import Recompute
+from openipu.engine.pipeline.runtime.stage_function import StageContext, StageFunction, StageResults, differentiate
 from openipu.schedules import Table, journey
 
 import jax
@@ -409,7 +410,7 @@ def test_saved_and_loaded_with_its_stages(tmp_path: pathlib.Path) -> None:
     fit(model)
     fit(again)
     replication.assert_close(again.get_weights(), model.get_weights(), 1e-7)
-    assert jax.tree.leaves(again._ipu_session.plan("train").devices) == [0, 1]
+    assert jax.tree.leaves(again._ipu_session.pipeline("train").pipelining.devices) == [0, 1]
 
 
 def test_a_weight_without_a_gradient_is_named() -> None:
@@ -449,38 +450,41 @@ def test_a_subclassed_model_is_built_from_the_data() -> None:
     assert other.predict(data()[0], batch_size=BATCH, verbose=0).shape == (64, 3)
 
 
-@pytest.mark.parametrize(("recompute", "kept"), [("nothing", 5), ("unmarked", 1), ("everything", 0)])
-def test_what_is_kept_between_forward_and_backward(recompute: Any, kept: int) -> None:
+@pytest.mark.parametrize(
+    ("recompute", "kept"), [(Recompute.NOTHING, 5), (Recompute.UNMARKED, 1), (Recompute.EVERYTHING, 0)]
+)
+def test_what_is_kept_between_forward_and_backward(recompute: Recompute, kept: int) -> None:
     """The marked value in the middle; without computing anything again, what derivatives use around it as well."""
 
-    def run(weights: list[Any], boundary: list[Any], _: Around) -> tuple[list[Any], After]:
+    def run(weights: list[Any], boundary: list[Any], _: StageContext) -> tuple[list[Any], StageResults]:
         x = boundary[0]
         for weight in weights:
             x = ipu.pipelining_ops.recomputation_checkpoint(jax.numpy.sin(jax.numpy.exp(x @ weight)))
-        return [x.sum(1)], After([], [], None)
+        return [x.sum(1)], StageResults([], [], None)
 
     weights, boundary = [np.ones((6, 6), "float32")] * 2, [np.ones((8, 6), "float32")]
-    around = Around((), [], True, [], [])
-    stage = differentiate(StageFunction((0, 1), (), run), weights, boundary, around, recompute)
-    out, _, values = stage.forward(weights, boundary, around)
+    context = StageContext((), [], True, [], [])
+    stage = differentiate(StageFunction((0, 1), (), run), weights, boundary, context, recompute)
+    out, _, values = stage.forward(weights, boundary, context)
     assert len([spec for spec in stage.kept if spec.shape == (8, 6)]) == kept == len(values)
-    gradients, _ = stage.backward(weights, boundary, around, values, [jax.numpy.ones_like(out[0])])
-    whole = differentiate(StageFunction((0, 1), (), run), weights, boundary, around)
+    gradients, _ = stage.backward(weights, boundary, context, values, [jax.numpy.ones_like(out[0])])
+    whole = differentiate(StageFunction((0, 1), (), run), weights, boundary, context)
     expected, _ = whole.backward(
-        weights, boundary, around, whole.forward(weights, boundary, around)[2], [np.ones(8, "f")]
+        weights, boundary, context, whole.forward(weights, boundary, context)[2], [np.ones(8, "f")]
     )
     replication.assert_close(gradients, expected)
 
 
 @pytest.mark.parametrize(("mode", "schedule", "kept"), [
-    ("Auto", "Grouped", "everything"), ("Auto", "Sequential", "unmarked"),
-    ("RecomputeThenBackpropagate", "Grouped", "everything"),
-    ("RecomputeAndBackpropagateInterleaved", "Grouped", "unmarked"),
+    ("Auto", "Grouped", "EVERYTHING"), ("Auto", "Sequential", "UNMARKED"),
+    ("RecomputeThenBackpropagate", "Grouped", "EVERYTHING"),
+    ("RecomputeAndBackpropagateInterleaved", "Grouped", "UNMARKED"),
 ])  # fmt: skip
 def test_recomputation_modes(mode: str, schedule: str, kept: str) -> None:
     configure(2, recompute=True)
     mode = ipu.pipelining_ops.RecomputationMode[mode]
     model = made(dense, [0, 0, 1, 1], pipeline_schedule=schedule, recomputation_mode=mode)
-    assert model._ipu_session.plan("train").recompute == kept
+    session = model._ipu_session
+    assert session.pipeline("train").pipelining.recompute(session.place.recompute) is Recompute[kept]
     configure(4)
-    assert model._ipu_session.plan("train").recompute == "nothing"
+    assert session.pipeline("train").pipelining.recompute(session.place.recompute) is Recompute.NOTHING

@@ -15,6 +15,7 @@ from openipu import _validate
 from openipu.engine.core import options as engine_options
 from openipu.engine.core.accumulation import Accumulation, Reduction
 from openipu.engine.core.pipelining import Pipelining
+from openipu.engine.core.updates import Updates
 from openipu.engine.pipeline.build import rules
 from openipu.engine.pipeline.partition import balance
 from openipu.engine.pipeline.partition.assignment import is_pipelined, stages_of_model
@@ -552,9 +553,10 @@ def test_schedules_that_cannot_be_saved_or_found(tmp_path: Any) -> None:
 
 
 def test_options_of_older_files_are_read() -> None:
-    old = json.loads(engine_options.Options(shard_optimizer=True).to_json())
+    known = engine_options.Options(Updates(shard_optimizer=True))
+    old = json.loads(known.to_json())
     del old["stages"], old["pipelining"]
-    assert engine_options.Options.from_json(json.dumps(old)) == engine_options.Options(shard_optimizer=True)
+    assert engine_options.Options.from_json(json.dumps(old)) == known
 
 
 # --- options ---------------------------------------------------------------------------------------------------------
@@ -564,10 +566,12 @@ def test_options_become_one_value() -> None:
     model = stack()
     assert options(model).pipelining is None
     model.set_pipelining_options(8, pipeline_schedule=PipelineSchedule.Interleaved)
-    assert options(model).pipelining == Pipelining(Interleaved(), accumulation=Accumulation(8, Reduction.SUM))
+    assert options(model).pipelining == Pipelining(Interleaved(), updates=Updates(Accumulation(8)))
     # What is not given stays as it was.
     model.set_pipelining_options(device_mapping=[0, 0], gradient_accumulation_reduction_method="MEAN")
-    assert options(model).pipelining == Pipelining(Interleaved(), (0, 0), accumulation=Accumulation(8, Reduction.MEAN))
+    assert options(model).pipelining == Pipelining(
+        Interleaved(), (0, 0), updates=Updates(Accumulation(8, Reduction.MEAN))
+    )
 
 
 @pytest.mark.parametrize(
@@ -597,8 +601,8 @@ def test_each_setter_has_its_own_accumulation(tmp_path: pathlib.Path) -> None:
     model.set_pipeline_stage_assignment([0, 0, 1, 1])
 
     def found(model: keras.Model) -> tuple[Any, ...]:
-        options = model._ipu_session.effective_options
-        return options.accumulation.steps, options.accumulation.method.name, options.shard_optimizer
+        updates = model._ipu_session.effective_options.updates
+        return updates.steps, updates.accumulation.method.name, updates.shard_optimizer
 
     model.save(tmp_path / "model.keras")
     for same in (model, keras.models.load_model(tmp_path / "model.keras")):
@@ -682,8 +686,8 @@ def test_a_dtype_for_each_variable() -> None:
     model = stack()
 
     def found() -> Accumulation:
-        accumulation = options(model).pipelining.accumulation
-        return rules.one_dtype(accumulation.of_weights(model.trainable_variables))
+        updates = options(model).pipelining.updates
+        return rules.one_dtype(updates.of_weights(model.trainable_variables)).accumulation
 
     model.set_pipelining_options(gradient_accumulation_dtype=lambda _: "bfloat16")
     assert found().dtype == "bfloat16"
@@ -698,23 +702,33 @@ def test_a_dtype_for_each_variable() -> None:
 
 
 def test_micro_batches_have_to_fit_the_schedule() -> None:
+    def check(schedule: Any, steps: int, stages: int, devices: tuple[int, ...] | None = None) -> None:
+        pipelining = Pipelining(schedule, devices, updates=Updates(Accumulation(steps))).for_stages(stages, True)
+        rules.check_accumulation_is_set(pipelining)
+        rules.check_micro_batches(pipelining, "`steps`")
+
     for schedule, steps in ((Grouped(), 8), (Interleaved(), 6), (Sequential(), 1), (GPipe(), 3), (OneFOneB(), 1)):
-        rules.check_training(Pipelining(schedule), Accumulation(steps), 2)
+        check(schedule, steps, 2)
     with pytest.raises(ValueError, match=r"has not been set \(it is 1\).*multiple of 4"):
-        rules.check_training(Pipelining(), Accumulation(), 2)
-    with pytest.raises(ValueError, match=r"not a multiple of 6.*Use 6 or 12"):
-        rules.check_training(Pipelining(), Accumulation(8), 3)
+        check(Grouped(), 1, 2)
+    with pytest.raises(ValueError, match=r"not a multiple of 6.*Use 6 or 12 \(`steps`\)"):
+        check(Grouped(), 8, 3)
     with pytest.raises(NotImplementedError, match="Interleaved trains only"):
-        rules.check_training(Pipelining(Interleaved(), (0, 1, 0)), Accumulation(6), 3)
+        check(Interleaved(), 6, 3, (0, 1, 0))
 
 
 def test_devices_of_stages() -> None:
-    assert rules.devices_of_stages(Pipelining(), 3) == (0, 1, 2)
-    assert rules.devices_of_stages(Pipelining(device_mapping=(0, 1, 0)), 3) == (0, 1, 0)
+    def placed(mapping: tuple[int, ...] | None, stages: int) -> Pipelining:
+        found = Pipelining(device_mapping=mapping).for_stages(stages, True)
+        rules.check_all_devices_used(found)
+        return found
+
+    assert (placed(None, 3).devices, placed(None, 3).device_count) == ((0, 1, 2), 3)
+    assert (placed((0, 1, 0), 3).devices, placed((0, 1, 0), 3).device_count) == ((0, 1, 0), 2)
     with pytest.raises(ValueError, match="2 devices are given for 3 stages"):
-        rules.devices_of_stages(Pipelining(device_mapping=(0, 1)), 3)
+        placed((0, 1), 3)
     with pytest.raises(ValueError, match="leaves out device 1"):
-        rules.devices_of_stages(Pipelining(device_mapping=(0, 2)), 2)
+        placed((0, 2), 2)
 
 
 @pytest.mark.parametrize("name", ["train_step", "test_step", "predict_step", "make_train_function"])

@@ -172,7 +172,7 @@ def test_a_schedule_is_a_value():
     st.sampled_from(BUILT_IN), st.integers(2, 7), st.integers(1, 6), st.booleans(), st.integers(1, 3), st.integers(0, 3)
 )
 def test_tables_have_the_measures_of_theory(schedule, stages, groups, training, once, more):
-    multiple = schedule.overlap(stages, None, training) if hasattr(schedule, "overlap") else 1
+    multiple = schedules.micro_batch_multiple(schedule, range(stages), training)
     costs = Costs(once, once + more)
     table = schedule.table(stages, multiple * groups, training=training)
     expected = closed_form(schedule, stages, multiple * groups, training, costs)

@@ -24,7 +24,7 @@ def pad(x: jax.Array, value: Any, config: Sequence[tuple[int, int, int]]) -> jax
     return lax.pad(x, lax.convert_element_type(value, x.dtype), config)
 
 
-def settled(x: jax.Array) -> jax.Array:
+def computed_once(x: jax.Array) -> jax.Array:
     """`x`, computed once and for all before anything reads it. [Note: a wall XLA:CPU respects]
 
     XLA:CPU fuses what computes `x` into its readers and repeats it for every element they read;

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from .arrays import pad, settled, window
+from .arrays import computed_once, pad, window
 from .geometry import Shape, dilated, output_size
 
 Binary = Callable[[jax.Array, jax.Array], jax.Array]
@@ -99,7 +99,7 @@ def scatter_windows(
     """The gradient of max pooling: every window's `source` goes to the first element that `prefer` keeps."""
     chosen = _choose(operand, windows, prefer)
     if wall:  # each is read once per window position [Note: a wall XLA:CPU respects]
-        source, chosen = settled(source), settled(chosen)
+        source, chosen = computed_once(source), computed_once(chosen)
     if windows.plain:
         return _spread_blocks(source, chosen, windows)
     zero = lax.full_like(source, 0)

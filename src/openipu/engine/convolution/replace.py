@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import AxisType
 
 from . import patches, pooling, winograd
-from .arrays import settled
+from .arrays import computed_once
 from .elementwise import elementwise
 from .geometry import Geometry
 from .pooling import Windows
@@ -65,7 +65,7 @@ def _convolution(eqn: JaxprEqn, platform: str) -> Lowering | None:
     result = _aval(eqn.outvars[0]).dtype
     dtype = _accumulator(result)
     precision = eqn.params.get("precision")
-    wall = settled if choice.wall else lambda x: x
+    wall = computed_once if choice.wall else lambda x: x
 
     def convolution(a: jax.Array, b: jax.Array, geo: Geometry) -> jax.Array:
         if choice.kind == "elementwise":

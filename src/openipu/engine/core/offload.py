@@ -10,8 +10,8 @@ from openipu.engine.devices.replicas import Replicas
 
 import jax
 
-from .options import Options
 from .state import State
+from .updates import Updates
 
 log = logging.getLogger("openipu")
 
@@ -20,9 +20,9 @@ PLATFORMS = {"gpu", "tpu"}
 _said: set[str] = set()
 
 
-def is_offloaded(options: Options, replicas: Replicas) -> bool:
+def is_offloaded(updates: Updates, replicas: Replicas) -> bool:
     """Whether the optimizer's state lives in host memory; says once where that is asked for in vain."""
-    if options.offload_optimizer is not True:
+    if updates.offload_optimizer is not True:
         return False
     platform = replicas.platform
     if platform not in PLATFORMS and platform not in _said:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .accumulation import Accumulation
 from .pipelining import Pipelining
+from .updates import Updates
 
 if TYPE_CHECKING:
     from .wrapped_optimizer import Declared
@@ -41,17 +41,11 @@ class MetricReduction(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of one model.
+    """Options of one model."""
 
-    Where it is pipelined, `pipelining` says what `accumulation`, `shard_optimizer` and `offload_optimizer` say else.
-    """
-
-    accumulation: Accumulation = field(default_factory=Accumulation)
+    unpipelined: Updates = field(default_factory=Updates)
+    """What an update is while the model is not pipelined; `pipelining` has its own."""
     metric_reduction: MetricReduction = MetricReduction.NONE
-    shard_optimizer: bool = False
-    """Each replica keeps and updates its share of the optimizer's state."""
-    offload_optimizer: bool | None = None
-    """Whether the optimizer's state is to live in host memory."""
     average_replicas: bool = False
     """Gradients are averaged over replicas instead of summed: what a `CrossReplicaOptimizer` asks for."""
     stages: tuple[tuple[str, int], ...] | None = None
@@ -68,42 +62,32 @@ class Options:
     buffer_depth: int | None = None
     """Steps whose logs may wait for the callbacks."""
 
+    @property
+    def updates(self) -> Updates:
+        """What an update is: as the pipeline says, where there is one. See `resolved`."""
+        return self.unpipelined if self.pipelining is None else self.pipelining.updates
+
+    def resolved(self, pipelined: bool) -> Options:
+        """These options for a run: they have `pipelining` if and only if the model is pipelined."""
+        return dataclasses.replace(self, pipelining=(self.pipelining or Pipelining()) if pipelined else None)
+
     def of_weights(self, weights: Sequence[Any]) -> Options:
         """These options with the dtypes of gradients by name, where a function of a weight gives them."""
-        own = self.pipelining
-        own = own and dataclasses.replace(own, accumulation=own.accumulation.of_weights(weights))
-        return dataclasses.replace(self, accumulation=self.accumulation.of_weights(weights), pipelining=own)
+        staged = self.pipelining and self.pipelining.with_updates(self.pipelining.updates.of_weights(weights))
+        return dataclasses.replace(self, unpipelined=self.unpipelined.of_weights(weights), pipelining=staged)
 
-    def in_stages(self) -> Options:
-        """The options of the pipelined model."""
-        own = self.pipelining or Pipelining()
-        return dataclasses.replace(
-            self,
-            accumulation=own.accumulation,
-            shard_optimizer=own.shard_optimizer,
-            offload_optimizer=own.offload_optimizer,
-        )
-
-    def with_optimizer(self, plan: Declared) -> Options:
+    def with_optimizer(self, declared: Declared) -> Options:
         """These options together with what the wrappers around an optimizer ask for."""
-        accumulation = plan.accumulation or self.accumulation
-        if plan.accumulation and self.accumulation.steps > 1 and plan.accumulation != self.accumulation:
-            raise ValueError(
-                f"The model accumulates {self.accumulation} and its optimizer {plan.accumulation}. Set one of them: "
-                "the options of the model, or the optimizer's wrapper."
-            )
-        return dataclasses.replace(
-            self,
-            accumulation=accumulation,
-            shard_optimizer=self.shard_optimizer or plan.shard_state,
-            offload_optimizer=self.offload_optimizer if plan.offload is None else plan.offload,
-            average_replicas=plan.replica_reduction == "mean",
-        )
+        updates, average = self.updates.with_optimizer(declared), declared.replica_reduction == "mean"
+        if self.pipelining is None:
+            return dataclasses.replace(self, unpipelined=updates, average_replicas=average)
+        return dataclasses.replace(self, pipelining=self.pipelining.with_updates(updates), average_replicas=average)
 
     def to_json(self) -> str:
         """A text that `from_json` reads."""
-        plain = dataclasses.asdict(dataclasses.replace(self, pipelining=None))
-        plain["accumulation"] = self.accumulation.to_dict()
+        plain = dataclasses.asdict(dataclasses.replace(self, unpipelined=Updates(), pipelining=None))
+        del plain["unpipelined"]
+        plain |= self.unpipelined.to_dict()
         plain["pipelining"] = None if self.pipelining is None else self.pipelining.to_dict()
         return json.dumps(plain, default=lambda member: member.name, indent=1)
 
@@ -111,12 +95,14 @@ class Options:
     def from_json(cls, text: str) -> Options:
         """The inverse of `to_json`."""
         values = json.loads(text)
-        accumulation = Accumulation.from_dict(values.pop("accumulation"))
+        updates = Updates.from_dict(values)
+        for name in updates.to_dict():
+            del values[name]
         reduction = MetricReduction.parse(values.pop("metric_reduction"))
         stages, pipelining = values.pop("stages", None), values.pop("pipelining", None)
         return cls(
-            accumulation=accumulation,
-            metric_reduction=reduction,
+            updates,
+            reduction,
             stages=None if stages is None else tuple((name, stage) for name, stage in stages),
             pipelining=None if pipelining is None else Pipelining.from_dict(pipelining),
             **values,

@@ -1,4 +1,8 @@
-"""How a pipelined model runs: one frozen value, part of the model's options."""
+"""How a pipeline runs: one frozen value, for Keras models, functions and estimators alike.
+
+A user sets it before the stages are known; `for_stages` completes it for a run. Whoever builds or runs the pipeline
+asks this value for devices, tables and recomputation.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,19 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from openipu.engine.schedule.schedules import BUILT_IN, Grouped, Interleaved, Schedule, Sequential, by_name
+from openipu.engine.schedule.actions import Table
+from openipu.engine.schedule.schedules import (
+    BUILT_IN,
+    Grouped,
+    Interleaved,
+    Schedule,
+    Sequential,
+    by_name,
+    check_devices,
+    micro_batch_multiple,
+)
 
-from .accumulation import Accumulation
+from .updates import Updates
 
 
 class PipelineSchedule(enum.IntEnum):
@@ -39,21 +53,29 @@ class RecomputationMode(enum.Enum):
     """A stage is computed again in parts, from its inputs and from what `recomputation_checkpoint` keeps."""
 
 
+class Recompute(enum.Enum):
+    """What the backward of a stage computes again instead of reading what its forward kept."""
+
+    NOTHING = enum.auto()
+    EVERYTHING = enum.auto()
+    """The whole stage, from its inputs."""
+    UNMARKED = enum.auto()
+    """All but what `recomputation_checkpoint` marks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pipelining:
-    """Options of a pipelined model."""
+    """How the stages of a pipeline run."""
 
     schedule: Schedule = dataclasses.field(default_factory=Grouped)
     device_mapping: tuple[int, ...] | None = None
-    """The device of each stage; None gives each stage its own."""
+    """The device of each stage, counted within a replica. None gives each stage its own; `for_stages` fills it in."""
     recomputation_mode: RecomputationMode = RecomputationMode.Auto
     accumulate_outfeed: bool = False
     """Whether one sum of the results of an update is given out instead of one result per micro-batch."""
-    accumulation: Accumulation = dataclasses.field(default_factory=Accumulation)
-    shard_optimizer: bool = False
-    """Each replica keeps and updates its share of the optimizer's state."""
-    offload_optimizer: bool | None = None
-    """Whether the optimizer's state is to live in host memory."""
+    updates: Updates = dataclasses.field(default_factory=Updates)
+    training: bool = True
+    """Whether there are backwards and updates. `for_stages` sets it; it is not saved."""
 
     def __post_init__(self) -> None:
         mode = self.recomputation_mode
@@ -66,12 +88,53 @@ class Pipelining:
                 "Use the mode Auto."
             )
 
+    def with_updates(self, updates: Updates) -> Pipelining:
+        """This pipeline with other updates."""
+        return dataclasses.replace(self, updates=updates)
+
+    def for_stages(self, count: int, training: bool) -> Pipelining:
+        """This pipeline for a model of `count` stages, with the device of each filled in and checked."""
+        mapping = tuple(range(count)) if self.device_mapping is None else check_devices(count, self.device_mapping)
+        return dataclasses.replace(self, device_mapping=mapping, training=training)
+
+    # --- answers for known stages
+
     @property
-    def marks_count(self) -> bool:
-        """Whether values marked by `recomputation_checkpoint` are kept where stages are computed again."""
+    def devices(self) -> tuple[int, ...]:
+        """The device of each stage."""
+        assert self.device_mapping is not None, "`for_stages` comes first"
+        return self.device_mapping
+
+    @property
+    def device_count(self) -> int:
+        """How many devices one replica takes."""
+        return 1 + max(self.devices)
+
+    def multiple(self) -> int:
+        """The number of micro-batches that the schedule takes has to be a multiple of this."""
+        return micro_batch_multiple(self.schedule, self.devices, self.training)
+
+    def table(self, steps: int) -> Table:
+        """The table of one update; where nothing is trained, one for `steps` micro-batches or a few more."""
+        group = self.multiple()
+        count = self.updates.steps if self.training else steps + -steps % group
+        return self.schedule.table(len(self.devices), count, self.devices, self.training)
+
+    def single_table(self) -> Table:
+        """The table for one micro-batch by itself."""
+        return Sequential().table(len(self.devices), 1, self.devices, self.training)
+
+    def recompute(self, allowed: bool) -> Recompute:
+        """What backwards compute again; `allowed` is what `IPUConfig.allow_recompute` says."""
+        if not allowed:
+            return Recompute.NOTHING
         if self.recomputation_mode is RecomputationMode.Auto:
-            return isinstance(self.schedule, Sequential)
-        return self.recomputation_mode is RecomputationMode.RecomputeAndBackpropagateInterleaved
+            return Recompute.UNMARKED if isinstance(self.schedule, Sequential) else Recompute.EVERYTHING
+        if self.recomputation_mode is RecomputationMode.RecomputeAndBackpropagateInterleaved:
+            return Recompute.UNMARKED
+        return Recompute.EVERYTHING
+
+    # --- saving
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` reads."""
@@ -80,9 +143,7 @@ class Pipelining:
             "device_mapping": self.device_mapping,
             "recomputation_mode": self.recomputation_mode.name,
             "accumulate_outfeed": self.accumulate_outfeed,
-            "accumulation": self.accumulation.to_dict(),
-            "shard_optimizer": self.shard_optimizer,
-            "offload_optimizer": self.offload_optimizer,
+            **self.updates.to_dict(),
         }
 
     @classmethod
@@ -94,9 +155,7 @@ class Pipelining:
             None if mapping is None else tuple(mapping),
             RecomputationMode[values["recomputation_mode"]],
             values["accumulate_outfeed"],
-            Accumulation.from_dict(values["accumulation"]),
-            values["shard_optimizer"],
-            values["offload_optimizer"],
+            Updates.from_dict(values),
         )
 
 
@@ -115,6 +174,14 @@ def schedule_of(value: Any) -> Schedule:
         f"`pipeline_schedule` is {value!r}, which is no schedule.{hint} Give a member of `PipelineSchedule` ({names}), "
         "its name, or a value with a method `table`."
     )
+
+
+def recomputation_mode_of(value: Any) -> RecomputationMode:
+    """The same mode; raises where it is none."""
+    if not isinstance(value, RecomputationMode):
+        names = ", ".join(member.name for member in RecomputationMode)
+        raise TypeError(f"`recomputation_mode` is {value!r}. Give a member of `RecomputationMode`: {names}.")
+    return value
 
 
 def _described(schedule: Schedule) -> str | dict[str, Any]:

@@ -76,12 +76,12 @@ class Trainer:
 
 def make_trainer(optimizer: Any, weights: Sequence[Any], place: Placement, options: Options) -> Trainer:
     """How a built `optimizer` trains `weights` on the replicas of `place`."""
-    replicas = place.replicas
+    replicas, updates = place.replicas, options.updates
     shards = twin = None
-    if options.shard_optimizer and replicas.count > 1:
+    if updates.shard_optimizer and replicas.count > 1:
         shards, twin = make_shards(optimizer, list(weights), replicas)
-    layout = ReplicaLayout(replicas, shards, offload.is_offloaded(options, replicas))
-    accumulation = options.accumulation.of_weights(weights)
+    layout = ReplicaLayout(replicas, shards, offload.is_offloaded(updates, replicas))
+    accumulation = updates.accumulation.of_weights(weights)
     return Trainer(optimizer, layout, twin, accumulation, options.average_replicas, place.recompute)
 
 

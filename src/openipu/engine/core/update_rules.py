@@ -26,7 +26,7 @@ def check_accumulation(name: str, steps: int, size: int) -> None:
 
 def check_training(model: Any, options: Options) -> None:
     """The rules about updates, before anything compiles."""
-    size = options.accumulation.steps
+    size = options.updates.steps
     check_accumulation("steps_per_execution", positive("steps_per_execution", model.steps_per_execution), size)
     if size > 1 and overrides(model, "train_step"):
         raise RuntimeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
@@ -15,17 +16,18 @@ class KeptPrograms(Generic[T]):
     """At most `most` values by place and key."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self._most, self._lock = most, threading.RLock()
         self._values: OrderedDict[tuple[Placement, Hashable], T] = OrderedDict()
 
     def get(self, place: Placement, key: Hashable, make: Callable[[], T]) -> T:
         """The value of a key, made if it is not there; then what belongs to an older configuration is dropped."""
         whole = (place, key)
-        if whole not in self._values:
-            for old in [old for old in self._values if old[0].generation != place.generation]:
-                del self._values[old]
-            self._values[whole] = make()
-            while len(self._values) > self._most:
-                self._values.popitem(last=False)
-        self._values.move_to_end(whole)
-        return self._values[whole]
+        with self._lock:
+            if whole not in self._values:
+                for old in [old for old in self._values if old[0].generation != place.generation]:
+                    del self._values[old]
+                self._values[whole] = make()
+                while len(self._values) > self._most:
+                    self._values.popitem(last=False)
+            self._values.move_to_end(whole)
+            return self._values[whole]

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from openipu.engine.core.state import State
 from openipu.engine.devices.replicas import Replicas
+from openipu.engine.keras_compat.patches import tracing
 
 import jax
 import jax.numpy as jnp
@@ -246,7 +247,7 @@ def probed(
         found.append(plan)
         return tensors
 
-    with contextlib.nullcontext() if seed is None else unseeded(seed):
+    with tracing(), contextlib.nullcontext() if seed is None else unseeded(seed):
         tensors = jax.eval_shape(replicas.program(shapes, (None,), None), batch)
     for made in found[-1].made:
         if made.kind == "optimizer" and made.shape == ():

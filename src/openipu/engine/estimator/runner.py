@@ -87,7 +87,7 @@ class EstimatorRunner:
         if mode == "train":
             options = options.with_optimizer(describe(plan.optimizer))
             self._check_training(plan, options, where.replicas)
-            check_accumulation("iterations_per_loop", self.iterations, options.accumulation.steps)
+            check_accumulation("iterations_per_loop", self.iterations, options.updates.steps)
         elif where.replicas.count > 1:
             mention_metrics("evaluation", list(metrics_of(plan.spec).values()))
         host = [tensors] if plan.spec.host_call and mode == "train" else []
@@ -256,7 +256,7 @@ class EstimatorRunner:
         return Run(program, start, hooks, self._feed(program, elements), self.model_dir, self.config)
 
     def _feed(self, program: ModelProgram, elements: InputBatches) -> Feed:
-        return make_feed(program.place, self.iterations, elements, accumulated=program.options.accumulation.steps)
+        return make_feed(program.place, self.iterations, elements, accumulated=program.options.updates.steps)
 
 
 def resumed(input_fn: InputFn, found: Saved | None, limit: int) -> tuple[InputBatches, int]:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from openipu._validate import name_once
 from openipu.engine.core.options import Options
+from openipu.engine.core.pipelining import Pipelining
 from openipu.engine.core.replicated_step import one_of_several
 from openipu.engine.core.state import State
 from openipu.engine.core.trainer import Forward
 from openipu.engine.devices.placement import Placement
 from openipu.engine.loop.arrays import rows_of
-from openipu.engine.pipeline.build.arguments import Arguments
-from openipu.engine.pipeline.build.assemble import make_loop, mapped
-from openipu.engine.pipeline.partition.program_cut import Cut, Given, Gives, Layer, Whole, choose, trace
+from openipu.engine.pipeline.build.assemble import ModelInStages, StageVariables, gradient_map, make_loop
+from openipu.engine.pipeline.partition.program_cut import (
+    Cut,
+    FunctionInputs,
+    FunctionOutputs,
+    Layer,
+    WholeFunction,
+    choose,
+    trace,
+)
 from openipu.engine.pipeline.runtime.stage_function import specs_of
 from openipu.engine.schedule.schedules import Sequential
 
@@ -44,7 +51,7 @@ def make_sharded_program(
     else:
         step, metrics = infer_step(plan, place)
         forward, outcome = _inferring(step.micro), step.outcome
-    if options.offload_optimizer:
+    if options.updates.offload_optimizer:
         name_once({"offload_weight_update_variables": "each device keeps the state of its own part of the model"})
     variables = (
         [made.variable for _, made in plan.in_part("trainable")],
@@ -56,19 +63,20 @@ def make_sharded_program(
     optimizer = list(plan.optimizer.variables) if plan.optimizer is not None else []
     weights, others, slots = ([_shape(v) for v in part] for part in (*variables, optimizer))
     active = jax.ShapeDtypeStruct((), bool)
-    given = Given(weights, others, slots, active, specs_of(batch), jax.eval_shape(metrics))
+    shapes = FunctionInputs(weights, others, slots, active, specs_of(batch), jax.eval_shape(metrics))
     layers = _layers(plan)
-    begins = choose(trace(_whole(forward, None), given), layers, replicas.each)
-    cut = Cut(_whole(forward, place), given, plan.counters, layers, begins)
-    used = _probed(cut, batch, place)
+    begins = choose(trace(_whole(forward, None), shapes), layers, replicas.each)
+    cut = Cut(_whole(forward, place), shapes, plan.counters, layers, begins)
+    used_weights, used_state = _probed(cut, batch, place)
     log.info("model_fn is cut into %d parts, which begin with %s", replicas.each, _names(plan, layers, begins))
-    asked = Arguments((), options.accumulation, Sequential(), tuple(range(replicas.each)), options.shard_optimizer)
-
-    def stages(common: Any) -> Any:
-        change = partial(mapped, plan.optimizer, common) if plan.optimizer is not None else None
-        return cut.stages(batch, common, change)
-
-    loop, spread = make_loop(f"{name}_{mode}", outcome, stages, used, variables, plan.optimizer, place, asked)
+    staged = ModelInStages(
+        StageVariables(variables[0], used_weights),
+        StageVariables(variables[1], used_state),
+        plan.optimizer,
+        lambda common: cut.stages(batch, common, gradient_map(plan.optimizer, common)),
+    )
+    pipelining = Pipelining(Sequential(), updates=options.updates).for_stages(replicas.each, mode == "train")
+    loop, spread = make_loop(f"{name}_{mode}", outcome, staged, pipelining, place)
     return ModelProgram(plan, loop, spread, place, options, metrics, on_host(plan))
 
 
@@ -80,18 +88,18 @@ def _inferring(micro: Callable[..., Any]) -> Forward:
     return forward
 
 
-def _whole(forward: Forward, place: Placement | None) -> Whole:
+def _whole(forward: Forward, place: Placement | None) -> WholeFunction:
     """What a model_fn computes, on one of the replicas of `place`."""
 
-    def whole(given: Given) -> Gives:
-        state = State(given.weights, given.state, given.optimizer, given.metrics)
+    def whole(inputs: FunctionInputs) -> FunctionOutputs:
+        state = State(inputs.weights, inputs.state, inputs.optimizer, inputs.metrics)
         if place is None or place.replicas.count == 1:
-            loss, new, result = forward(state, given.batch)
+            loss, new, result = forward(state, inputs.batch)
         else:
-            rows = rows_of(given.batch)
-            with one_of_several(place.replicas, place.batch_norm_group, lambda: rows, given.active):
-                loss, new, result = forward(state, given.batch)
-        return Gives(loss, new.non_trainable, new.metrics, result)
+            rows = rows_of(inputs.batch)
+            with one_of_several(place.replicas, place.batch_norm_group, lambda: rows, inputs.active):
+                loss, new, result = forward(state, inputs.batch)
+        return FunctionOutputs(loss, new.non_trainable, new.metrics, result)
 
     return whole
 

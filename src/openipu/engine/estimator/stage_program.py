@@ -13,7 +13,8 @@ from openipu.engine.core.update_rules import round_up
 from openipu.engine.devices.placement import Placement
 from openipu.engine.loop.arrays import rows_of
 from openipu.engine.loop.loop import Result
-from openipu.engine.pipeline.build.function_stages import make_function_loop
+from openipu.engine.pipeline.build.assemble import make_loop
+from openipu.engine.pipeline.build.function_stages import functions_in_stages
 
 import jax
 import numpy as np
@@ -38,7 +39,7 @@ class StagedRunner(EstimatorRunner):
         spec: IPUPipelineEstimatorSpec = plan.spec
         self._check_counts(spec)
         self._check_weights(plan)
-        options = Options(accumulation=spec.asked.accumulation)
+        options = Options(pipelining=spec.pipelining)
         if mode == "train":
             options = _with_optimizer(options, plan.optimizer)
             self._check_training(plan, options, where.replicas)
@@ -46,22 +47,21 @@ class StagedRunner(EstimatorRunner):
 
     def _check_counts(self, spec: IPUPipelineEstimatorSpec) -> None:
         """The rules about devices and micro-batches, before anything compiles."""
-        asked, ipu = spec.asked, self.config.ipu_run_config
-        count = asked.accumulation.steps
+        devices, count = spec.pipelining.devices, spec.pipelining.updates.steps
         if self.iterations < count or self.iterations % count:
             raise ValueError(
                 f"`iterations_per_loop` is {self.iterations} micro-batches, which is not a multiple of "
                 f"`gradient_accumulation_count`, {count}. Give {round_up(self.iterations, count)}, for example."
             )
-        needed, shards = len(set(asked.devices)), ipu.num_shards
+        needed, shards = len(set(devices)), self.config.ipu_run_config.num_shards
         if not shards / 2 < needed <= shards:
             raise ValueError(
                 f"This pipeline requires {needed} devices, but `IPURunConfig.num_shards` is {shards}. Set it to "
                 f"{needed}, or change `device_mapping`."
             )
-        if max(asked.devices) >= shards:
+        if max(devices) >= shards:
             raise ValueError(
-                f"`device_mapping` {list(asked.devices)} uses device {max(asked.devices)}, but with `num_shards` = "
+                f"`device_mapping` {list(devices)} uses device {max(devices)}, but with `num_shards` = "
                 f"{shards} the devices of a replica are 0 to {shards - 1}. Number them from 0."
             )
 
@@ -96,9 +96,8 @@ def make_staged_program(
         [made.variable for _, made in plan.in_part("trainable")],
         [*counters, *(made.variable for _, made in plan.in_part("non_trainable"))],
     )
-    loop, spread = make_function_loop(
-        f"{name}_{mode}", outcome, functions, plan, variables, plan.optimizer, place, spec.asked
-    )
+    staged = functions_in_stages(functions, plan, variables, plan.optimizer, place)
+    loop, spread = make_loop(f"{name}_{mode}", outcome, staged, spec.pipelining, place)
     return ModelProgram(plan, loop, spread, place, options, metrics, on_host)
 
 

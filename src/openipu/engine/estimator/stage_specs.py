@@ -65,7 +65,7 @@ class IPUPipelineEstimatorSpec:
             name_once({"loss_accumulator_dtype": "losses are added up in float32"})
         self.mode = mode
         self.optimizer_function, self.eval_metrics_fn = optimizer_function, eval_metrics_fn
-        self.asked = arguments(
+        self.stages, self.pipelining = arguments(
             mode == "train",
             computational_stages=computational_stages,
             gradient_accumulation_count=gradient_accumulation_count,

@@ -197,7 +197,7 @@ def discover_stages(
             functions = functions_of(spec)
             outputs: Any = ()
             op = None
-            for stage in range(len(spec.asked.stages)):
+            for stage in range(len(spec.stages)):
                 with trace.inside(stage):
                     outputs = jax.tree.map(jnp.asarray, functions.call(stage, outputs, batch))
                     if trace.logs and stage < functions.last:
@@ -219,14 +219,14 @@ def functions_of(spec: IPUPipelineEstimatorSpec, **results: Any) -> Functions:
     """The stages of whatever call of model_fn is going on, as the executor knows them."""
 
     def call(number: int, *received: Any, **named: Any) -> Any:
-        return current_spec().asked.stages[number](*received, **named)
+        return current_spec().stages[number](*received, **named)
 
     def optimizer_function(*outputs: Any) -> Any:
         function = current_spec().optimizer_function
         assert function is not None
         return function(*outputs)
 
-    stages = tuple(partial(call, number) for number in range(len(spec.asked.stages)))
+    stages = tuple(partial(call, number) for number in range(len(spec.stages)))
     trained = optimizer_function if spec.mode == "train" else None
     return Functions(stages, trained, **{"results": lambda *_: (), "element": _element, **results})
 
@@ -243,7 +243,7 @@ def _check_loss(loss: Any) -> None:
 
 
 def _plan(model_fn: PipelineFn, trace: StageTrace, spec: IPUPipelineEstimatorSpec, op: TrainOp | None) -> StagedModel:
-    stages = len(spec.asked.stages)
+    stages = len(spec.stages)
     facts = learned(trace, model_fn.mode, spec, op, counters=stages)
     body = trace.parts.pop(BODY)
     parts = tuple(trace.parts[stage] for stage in range(stages))
@@ -262,7 +262,7 @@ def _plan(model_fn: PipelineFn, trace: StageTrace, spec: IPUPipelineEstimatorSpe
         weights=tuple(tuple(part["trainable"]) for part in used),
         state=tuple((stage, *part["non_trainable"]) for stage, part in enumerate(used)),
     )
-    _check_changes(plan, body, spec.asked.devices)
+    _check_changes(plan, body, spec.pipelining.devices)
     return plan
 
 

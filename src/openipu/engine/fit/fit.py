@@ -72,7 +72,7 @@ def fit(
     place = session.reserve_place()
     feed = make_feed(
         place, model.steps_per_execution, x, y, sample_weight,
-        accumulated=options.accumulation.steps,
+        accumulated=options.updates.steps,
         batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
     )  # fmt: skip
     log.info("%s: %s", model.name, describe_updates(feed, place.replicas, options))

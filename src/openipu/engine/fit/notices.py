@@ -32,7 +32,7 @@ def mention_jit(model: Any) -> None:
 
 def describe_updates(feed: Feed, replicas: Replicas, options: Options) -> str:
     """One line about the sizes that learning rates depend on."""
-    accumulation = options.accumulation
+    accumulation = options.updates.accumulation
     batches = replicas.count * accumulation.steps
     size = feed.source.batch_size
     samples = f" of {size} samples = {batches * size} samples" if size else ""

@@ -21,7 +21,7 @@ from openipu.engine.devices import systems
 from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.loop.driver import launches
 from openipu.engine.loop.loop import Result
-from openipu.engine.pipeline.build.model_stages import StagePlan, make_plan
+from openipu.engine.pipeline.build.keras_pipeline import KerasPipeline, make_keras_pipeline
 from openipu.engine.pipeline.partition.assignment import is_pipelined
 
 from .epoch import Epoch, make_epoch
@@ -64,7 +64,7 @@ class Session:
         self.model, self.strategy = model, strategy
         self.options = Options()
         self._epochs: list[Epoch] = []
-        self._plans: dict[Any, StagePlan] = {}
+        self._pipelines: dict[Any, KerasPipeline] = {}
         self.validation: Feed | None = None
         """The validation data of a running `fit`, kept over its epochs."""
         self.callbacks: Any = None
@@ -78,7 +78,7 @@ class Session:
     def effective_options(self) -> Options:
         """The model's options together with what its optimizer asks for."""
         optimizer = getattr(self.model, "optimizer", None)
-        options = self.options.in_stages() if self.pipelined else self.options
+        options = self.options.resolved(self.pipelined)
         return options if optimizer is None else options.with_optimizer(describe(optimizer))
 
     def set_options(self, options: Options) -> None:
@@ -93,7 +93,8 @@ class Session:
     @property
     def place(self) -> Placement:
         """Where the model runs under the current configuration."""
-        return placement_on(self.strategy.system, self.plan("test").device_count if self.pipelined else 1)
+        each = self.pipeline("test").pipelining.device_count if self.pipelined else 1
+        return placement_on(self.strategy.system, each)
 
     def reserve_place(self) -> Placement:
         """Reserve what the model needs to run, and give the place where it runs.
@@ -105,14 +106,14 @@ class Session:
             systems.reserve()
         return self.place
 
-    def plan(self, mode: Mode) -> StagePlan:
-        """How the stages of a pipelined model are spread over devices; kept as long as the model stays the same."""
+    def pipeline(self, mode: Mode) -> KerasPipeline:
+        """The stages of a pipelined model and how they run; kept as long as the model stays the same."""
         options = self.effective_options
-        key = (mode == "train", options, tuple(map(id, self.model.layers)), self.strategy.system.settings)
-        if key not in self._plans:
-            self._plans = {old: plan for old, plan in self._plans.items() if old[1:] == key[1:]}
-            self._plans[key] = make_plan(self.model, mode, options, self.strategy.system.settings)
-        return self._plans[key]
+        key = (mode == "train", options, tuple(map(id, self.model.layers)))
+        if key not in self._pipelines:
+            self._pipelines = {old: known for old, known in self._pipelines.items() if old[1:] == key[1:]}
+            self._pipelines[key] = make_keras_pipeline(self.model, mode, options)
+        return self._pipelines[key]
 
     def function(self, mode: Mode, force: bool = False) -> StepFunction:
         """The model's step function for `mode`, made anew after `compile` and after a change of configuration."""
@@ -124,7 +125,7 @@ class Session:
             mention_jit(self.model)
             if place.replicas.count > 1 and mode != "predict":
                 mention_metrics(self.model.name, self.model.metrics)
-            current = StepFunction(self.model, mode, place, options, self.plan(mode) if self.pipelined else None)
+            current = StepFunction(self.model, mode, place, options, self.pipeline(mode) if self.pipelined else None)
             setattr(self.model, name, current)
         return current
 

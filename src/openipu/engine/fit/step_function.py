@@ -14,7 +14,7 @@ from openipu.engine.devices.placement import Placement
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.loop.loop import Loop
 from openipu.engine.loop.replica_loop import ReplicaLoop, make_replica_loop
-from openipu.engine.pipeline.build.model_stages import StagePlan, make_stage_loop
+from openipu.engine.pipeline.build.keras_pipeline import KerasPipeline, make_keras_loop
 
 
 class StepFunction:
@@ -24,14 +24,14 @@ class StepFunction:
     """
 
     def __init__(
-        self, model: Any, mode: Mode, place: Placement, options: Options, plan: StagePlan | None = None
+        self, model: Any, mode: Mode, place: Placement, options: Options, pipeline: KerasPipeline | None = None
     ) -> None:
         self.place, self.options, self._mode = place, options, mode
         self.live = StepLogs(options.buffer_depth) if options.live_callbacks else None
         self.loop: Loop
         self.spread: StateLayout
-        if plan is not None:
-            self.loop, self.spread = make_stage_loop(model, mode, place, options, plan, self.live)
+        if pipeline is not None:
+            self.loop, self.spread = make_keras_loop(model, mode, place, options, pipeline, self.live)
         else:
             self.loop, self.spread = _make_loop(model, mode, place, options, self.live)
 

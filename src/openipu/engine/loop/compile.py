@@ -15,6 +15,7 @@ from openipu.engine.devices import program_cache
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.systems import spare_threads
+from openipu.engine.keras_compat.patches import tracing
 
 import jax
 
@@ -68,7 +69,8 @@ def compile_program(
 
 def _lower(make: Callable[[], Function], arguments: tuple[Any, ...], donate: bool) -> jax.stages.Lowered:
     """Trace and lower: all of compiling that runs the user's and Keras' Python code."""
-    return jax.jit(make(), donate_argnums=0 if donate else ()).lower(*arguments)
+    with tracing():
+        return jax.jit(make(), donate_argnums=0 if donate else ()).lower(*arguments)
 
 
 def check_callbacks(lowered: jax.stages.Lowered, replicas: Replicas, name: str) -> None:

@@ -27,6 +27,7 @@ from openipu.engine.devices import systems
 from openipu.engine.devices.kept_programs import KeptPrograms
 from openipu.engine.devices.memory import SLAB_SHARE, free_memory
 from openipu.engine.devices.placement import Placement, placement_on
+from openipu.engine.keras_compat.patches import tracing
 from openipu.engine.loop.compile import CompiledProgram, compile_program
 
 import jax
@@ -78,11 +79,12 @@ class UserProgram:
         self._fn, self._place, self._ordinal = fn, place, ordinal
         self.programs: dict[Any, tuple[Needs, CompiledProgram]] = {}
         self._spread: dict[int, tuple[Any, Any]] = {}
+        self._lock = threading.RLock()
 
     def __call__(self, args: Any = (), kwargs: Any = None) -> Any:
         """Run on all replicas; gives what the first one returns."""
         call = CallArguments.of(args, kwargs or {})
-        with _tracing, contextlib.suppress(NotInProgram):
+        with self._lock, contextlib.suppress(NotInProgram):
             if call.key not in self.programs:
                 needs = self._discover(call)
                 self.programs[call.key] = needs, self._compile(needs, call)
@@ -102,7 +104,10 @@ class UserProgram:
             with self._environment(trace):
                 self._fn(*call.args(arrays)[0], **call.args(arrays)[1])
 
-        with trace.active():  # left outside of the tracing, where Keras gives variables made meanwhile their values
+        with (
+            tracing(),
+            trace.active(),
+        ):  # left outside of the tracing, where Keras gives variables made meanwhile their values
             jax.eval_shape(self._place.replicas.program(run, (None,), None), call.arrays)
         state = tuple(scope.assigned.values())
         constants = tuple(v for key, v in scope.read.items() if key not in scope.assigned)
@@ -335,8 +340,6 @@ def _unknown(variable: Any) -> Any:
     )
 
 
-_tracing = threading.RLock()
-"""Tracing changes classes of Keras for as long as it takes, so one thread does it at a time."""
 _programs: KeptPrograms[UserProgram] = KeptPrograms(KEPT)
 
 

@@ -137,12 +137,13 @@ def _actions(table: Table, scale: _Scale, costs: Costs, device: int) -> Iterator
     for tick, cell in enumerate(table.cells[device]):
         start = scale.edges[tick]
         for action in cell:
-            yield _action(action, tick, scale, start, costs.of(action), scale.y(device), shared)
+            corner = scale.x(start) + 0.5, scale.y(device)
+            yield _action(action, tick, corner, costs.of(action) * scale.unit - 1, shared)
             start += costs.of(action)
 
 
-def _action(action: Action, tick: int, scale: _Scale, start: float, cost: float, y: int, shared: bool) -> str:
-    x, width = scale.x(start) + 0.5, cost * scale.unit - 1
+def _action(action: Action, tick: int, corner: tuple[float, int], width: float, shared: bool) -> str:
+    x, y = corner
     label, stage = str(action.micro_batch), f"{action.kind.value}{action.stage}"
     follow = " o" if action.micro_batch == 0 else ""
     parts = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final, Protocol
@@ -93,6 +93,12 @@ def check_devices(stages: int, devices: Sequence[int]) -> tuple[int, ...]:
     if wrong:
         raise ValueError(f"{wrong[0]!r} is not the number of a device. Devices count from 0: 0, 1, 2, ...")
     return devices
+
+
+def micro_batch_multiple(schedule: Schedule, devices: Sequence[int], training: bool) -> int:
+    """What the number of micro-batches has to be a multiple of; 1 where a schedule does not say."""
+    overlap: Callable[[int, Sequence[int], bool], int] | None = getattr(schedule, "overlap", None)
+    return 1 if overlap is None else overlap(len(devices), devices, training)
 
 
 def _is_count(value: object) -> bool:

@@ -43,7 +43,7 @@ NONE: Final = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Work:
+class ActionArrays:
     """The forwards or the backwards: arrays of (row, stage)."""
 
     micro_batch: Ints
@@ -68,8 +68,8 @@ class TableArrays:
     """The device of each stage."""
     tick: Ints
     """The tick of the table that a row stands for."""
-    forward: Work
-    backward: Work | None
+    forward: ActionArrays
+    backward: ActionArrays | None
     """None where nothing is trained."""
     exchange: Ints
     """Per row, which of the `exchanges` follows."""
@@ -116,8 +116,8 @@ def compile_table(table: Table) -> TableArrays:
             outbox[action] = turn
             receive[row, turn, pairs[action][1]] = mail[action]
 
-    def work(kind: Kind) -> Work:
-        result = Work(*(np.full((clock.rows, table.stages), NONE, np.int32) for _ in fields(Work)))
+    def actions_of(kind: Kind) -> ActionArrays:
+        result = ActionArrays(*(np.full((clock.rows, table.stages), NONE, np.int32) for _ in fields(ActionArrays)))
         for action, row in clock.row.items():
             if action.kind is kind:
                 at, m = (row, action.stage), action.micro_batch
@@ -131,9 +131,9 @@ def compile_table(table: Table) -> TableArrays:
                     result.gradient[at] = mail.get(backward(action.stage + 1, m), NONE)
         return result
 
-    backwards = work(Kind.BACKWARD) if table.training else None
+    backwards = actions_of(Kind.BACKWARD) if table.training else None
     return TableArrays(
-        table.devices, clock.tick, work(Kind.FORWARD), backwards, exchange, receive, exchanges, mailbox_depth,
+        table.devices, clock.tick, actions_of(Kind.FORWARD), backwards, exchange, receive, exchanges, mailbox_depth,
         residual_depth,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A pipeline of plain functions with Keras variables that exist before, run as one program."""
+"""`pipeline`: plain functions that use existing Keras variables, run as one program."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openipu.engine.devices import systems
-from openipu.engine.data.slab import Slab
 from openipu.engine.core.model_state import assign, values_of
-from openipu.engine.devices.placement import Placement
-from openipu.engine.devices.placement import placement_on
-from openipu.engine.devices.kept_programs import KeptPrograms
-from openipu.engine.program.variable_scope import VariableScope
+from openipu.engine.core.pipelining import Pipelining
 from openipu.engine.core.state import Outcome, State
+from openipu.engine.data.slab import Slab
+from openipu.engine.devices import systems
+from openipu.engine.devices.kept_programs import KeptPrograms
+from openipu.engine.devices.placement import Placement, placement_on
+from openipu.engine.keras_compat.patches import tracing
+from openipu.engine.pipeline.runtime.stage_function import Arrays
+from openipu.engine.pipeline.runtime.stage_layout import StageLayout
+from openipu.engine.pipeline.runtime.stage_loop import StageLoop
+from openipu.engine.program.variable_scope import VariableScope
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
 
-from .arguments import Arguments
-from .function_stages import Functions, NewState, make_function_loop
-from openipu.engine.pipeline.runtime.stage_loop import StageLoop
-from openipu.engine.pipeline.runtime.stage_layout import StageLayout
-from openipu.engine.pipeline.runtime.stage_function import Arrays
+from .assemble import make_loop
+from .function_stages import Functions, NewState, functions_in_stages
 
 Tree = Any
 KEPT = 16
@@ -57,10 +58,10 @@ class Request:
     """What one call of `pipeline` asks for, apart from its data."""
 
     functions: Functions
-    asked: Arguments
+    pipelining: Pipelining
     ordinal: int
     key: Any
-    """Equal for calls that ask for the same."""
+    """Equal for calls that ask for the same thing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +71,7 @@ class Runner:
     variables: _Variables
     optimizer: Any
     loop: StageLoop
-    spread: StageLayout
+    layout: StageLayout
     place: Placement
 
     def run(self, body: Tree, count: int) -> Tree:
@@ -81,10 +82,10 @@ class Runner:
             list(self.optimizer.variables) if self.optimizer is not None else [],
             [],
         )
-        state = self.spread.spread(values_of(owners))
+        state = self.layout.spread(values_of(owners))
         slab = Slab(0, count * self.place.replicas.count, body, None, False)
         [result], state = self.loop.execute(state, None, slab)
-        assign(owners, self.spread.gather(state))
+        assign(owners, self.layout.gather(state))
         return jax.tree.map(np.asarray, result.value[0])
 
 
@@ -95,7 +96,7 @@ def runner(request: Request, element: Tree) -> Runner:
     """The pipeline for a request and the shape of an element; those used last are kept."""
     systems.reserve()
     system = systems.system(request.ordinal)
-    place = placement_on(system, 1 + max(request.asked.devices))
+    place = placement_on(system, request.pipelining.device_count)
     shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves(element))
     return _runners.get(place, (request.key, shapes), lambda: _make(request, element, place))
 
@@ -103,11 +104,9 @@ def runner(request: Request, element: Tree) -> Runner:
 def _make(request: Request, element: Tree, place: Placement) -> Runner:
     functions = request.functions
     variables, optimizer = _discover(functions, element, place)
-    owned = variables.trained, variables.others
-    loop, spread = make_function_loop(
-        "pipeline", Outcome("all"), functions, variables, owned, optimizer, place, request.asked
-    )
-    return Runner(variables, optimizer, loop, spread, place)
+    model = functions_in_stages(functions, variables, (variables.trained, variables.others), optimizer, place)
+    loop, layout = make_loop("pipeline", Outcome("all"), model, request.pipelining, place)
+    return Runner(variables, optimizer, loop, layout, place)
 
 
 def _discover(functions: Functions, element: Tree, place: Placement) -> tuple[_Variables, Any]:
@@ -121,7 +120,8 @@ def _discover(functions: Functions, element: Tree, place: Placement) -> tuple[_V
         probe = place.replicas.program(
             _probe(functions, number, scope, outputs if trained else None), (None, None), None
         )
-        received = jax.eval_shape(probe, received, element)
+        with tracing():
+            received = jax.eval_shape(probe, received, element)
         used.append(scope.read | scope.assigned)
     everything = {key: v for part in used for key, v in part.items()}
     optimizer, chosen = None, [v for v in everything.values() if v.trainable]
@@ -155,11 +155,11 @@ def _check(optimizer: Any, variables: Sequence[Any]) -> None:
     if not variables:
         raise RuntimeError(
             "The pipeline has nothing to train: its stages use no trainable variable. Use Keras layers or variables "
-            "that were made outside of the stages."
+            "made outside the stages."
         )
     if any(isinstance(v.value, jax.core.Tracer) for v in optimizer.variables):
         raise ValueError(
-            "The optimizer is made inside of `optimizer_function`, which is traced more than once. Make it outside."
+            "The optimizer is made inside `optimizer_function`, which is traced more than once. Make it outside."
         )
     if not optimizer.built:
         optimizer.build(list(variables))

@@ -1,7 +1,7 @@
 """Stages that are plain functions: each gets what the one before returned, and the first an element of the data.
 
 How a function's Keras variables get their values is up to the `Binding`: those of `pipelining_ops.pipeline` exist
-before, those of an estimator are made anew in each call.
+beforehand, those of an estimator are created anew in each call.
 """
 
 from __future__ import annotations
@@ -9,24 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
-from openipu.engine.loop.arrays import rows_of
 from openipu.engine.devices.placement import Placement
-from openipu.engine.core.state import Outcome
+from openipu.engine.loop.arrays import rows_of
+from openipu.engine.pipeline.runtime.stage_function import Arrays, StageContext, StageFunction, StageResults
+from openipu.engine.pipeline.runtime.variable_store import zero_filled
 from openipu.engine.program.program_trace import stage_of_pipeline
 
 import jax
 import jax.numpy as jnp
 import keras
 
-from .arguments import Arguments
-from .assemble import make_loop, mapped, on_replica
-from openipu.engine.pipeline.runtime.stage_loop import StageLoop
-from openipu.engine.pipeline.runtime.stage_layout import StageLayout
-from openipu.engine.pipeline.runtime.stage_function import After, Around, Arrays, StageFunction
-from openipu.engine.pipeline.runtime.variable_store import filled
+from .assemble import ModelInStages, StageVariables, gradient_map, on_replica
+from .optimizer_output import OptimizerFunctionOutput
 
 Tree = Any
 NewState = Callable[[], Arrays]
@@ -44,7 +40,7 @@ class Binding(Protocol):
         """For each stage, the other variables it uses."""
 
     def bound(self, stage: int, weights: Arrays, state: Arrays) -> AbstractContextManager[NewState]:
-        """While active, the variables of a stage have these values; gives a function that tells the new state."""
+        """While active, the variables of a stage have these values; gives a function that returns the new state."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,8 +78,6 @@ class Functions:
 
     def optimized(self, outputs: Sequence[Any]) -> Any:
         """The `OptimizerFunctionOutput` of the last stage's outputs."""
-        from .optimizer_output import OptimizerFunctionOutput  # late: it imports this
-
         assert self.optimizer_function is not None
         result = self.optimizer_function(*outputs)
         if not isinstance(result, OptimizerFunctionOutput):
@@ -96,66 +90,62 @@ class Functions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stage:
+    """One function as a stage."""
+
     functions: Functions
     binding: Binding
     number: int
     optimizer: Any
     common: tuple[int, ...]
     structures: dict[int, Any] = field(repr=False)
+    """How the boundary into each stage is built up; known once the stage before has been traced."""
 
-    def run(self, weights: Arrays, boundary: Arrays, around: Around) -> tuple[Any, After]:
+    def run(self, weights: Arrays, boundary: Arrays, context: StageContext) -> tuple[Any, StageResults]:
         """One micro-batch, see `StageFunction`."""
         functions = self.functions
         received = jax.tree.unflatten(self.structures[self.number], boundary) if self.number else ()
-        with self.binding.bound(self.number, weights, around.state) as new_state:
-            outputs = functions.call(self.number, received, around.batch)
-            loss, metrics, data = None, around.metrics, functions.element(around.batch)[1]
+        with self.binding.bound(self.number, weights, context.state) as new_state:
+            outputs = functions.call(self.number, received, context.batch)
+            loss, metrics, data = None, context.metrics, functions.element(context.batch)[1]
             if self.number == functions.last and functions.optimizer_function is not None:
                 loss = jnp.asarray(functions.optimized(outputs).loss)
                 metrics = functions.metrics(metrics, loss, data)
             state = new_state()
         if self.number < functions.last:
             flat, self.structures[self.number + 1] = jax.tree.flatten(jax.tree.map(jnp.asarray, outputs))
-            return flat, After(state, [], None)
+            return flat, StageResults(state, [], None)
         result = jax.tree.map(jnp.asarray, functions.results(outputs, loss, data))
-        return self._scaled(loss, around.optimizer), After(state, metrics, result)
+        return self._scaled(loss, context.optimizer), StageResults(state, metrics, result)
 
     def _scaled(self, loss: Any, optimizer: Arrays) -> Any:
         if loss is None:
             return None
         variables = self.optimizer.variables
-        mapping = zip(variables, filled(variables, self.common, optimizer), strict=True)
+        mapping = zip(variables, zero_filled(variables, self.common, optimizer), strict=True)
         with keras.StatelessScope(state_mapping=list(mapping)):
             return jnp.reshape(self.optimizer.scale_loss(loss), ())
 
 
-def stage_functions(
-    functions: Functions, binding: Binding, optimizer: Any, common: Sequence[int], place: Placement
-) -> tuple[StageFunction, ...]:
-    """The functions as stages that the executor runs. `optimizer` is None where nothing is trained."""
-    structures: dict[int, Any] = {}
-    found = []
-    for number in range(len(functions.stages)):
-        stage = _Stage(functions, binding, number, optimizer, tuple(common), structures)
-        change = partial(mapped, optimizer, common) if optimizer is not None else None
-        run = on_replica(place, stage.run, lambda around: rows_of(functions.element(around.batch)[1]))
-        found.append(StageFunction(binding.weights[number], binding.state[number], run, change))
-    return tuple(found)
-
-
-def make_function_loop(
-    name: str,
-    outcome: Outcome,
+def functions_in_stages(
     functions: Functions,
     binding: Binding,
     variables: tuple[Sequence[Any], Sequence[Any]],
     optimizer: Any,
     place: Placement,
-    asked: Arguments,
-) -> tuple[StageLoop, StageLayout]:
-    """The loop of functions as stages, and how their state lies on the devices of `place`; see `make_loop`."""
+) -> ModelInStages:
+    """Functions as a model in stages. `variables` are those that are trained and the others."""
 
     def stages(common: Sequence[int]) -> tuple[StageFunction, ...]:
-        return stage_functions(functions, binding, optimizer, common, place)
+        structures: dict[int, Any] = {}
+        change = gradient_map(optimizer, common)
+        found = []
+        for number in range(len(functions.stages)):
+            stage = _Stage(functions, binding, number, optimizer, tuple(common), structures)
+            run = on_replica(place, stage.run, lambda context: rows_of(functions.element(context.batch)[1]))
+            found.append(StageFunction(binding.weights[number], binding.state[number], run, change))
+        return tuple(found)
 
-    return make_loop(name, outcome, stages, (binding.weights, binding.state), variables, optimizer, place, asked)
+    weights, state = variables
+    return ModelInStages(
+        StageVariables(weights, binding.weights), StageVariables(state, binding.state), optimizer, stages
+    )

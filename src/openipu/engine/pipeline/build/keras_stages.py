@@ -9,22 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-from openipu.engine.loop.arrays import rows_of
-from openipu.engine.core.model_state import variables_of
-from openipu.engine.devices.placement import Placement
-from openipu.engine.core.state import Mode, State
 from openipu.engine.core.keras_steps import called_by, predict_micro, test_micro, train_loss
+from openipu.engine.core.model_state import variables_of
+from openipu.engine.core.state import Mode, State
+from openipu.engine.devices.placement import Placement
+from openipu.engine.loop.arrays import rows_of
+from openipu.engine.pipeline.partition.split import Stage, run_stage
+from openipu.engine.pipeline.runtime.stage_function import Arrays, StageContext, StageFunction, StageResults
+from openipu.engine.pipeline.runtime.variable_store import zero_filled
 
 import jax
 import keras
 
-from .assemble import mapped, on_replica
-from openipu.engine.pipeline.partition.split import Stage, run_stage
-from openipu.engine.pipeline.runtime.stage_function import After, Around, Arrays, StageFunction
-from openipu.engine.pipeline.runtime.variable_store import filled
+from .assemble import ModelInStages, StageVariables, gradient_map, on_replica
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,17 +40,17 @@ class _KerasStage:
     structures: dict[int, Any] = field(repr=False)
     """How the boundary into each stage is built up; known once the stage before has been traced."""
 
-    def run(self, weights: Arrays, boundary: Arrays, around: Around) -> tuple[Any, After]:
+    def run(self, weights: Arrays, boundary: Arrays, context: StageContext) -> tuple[Any, StageResults]:
         """One micro-batch, see `StageFunction`."""
         received = ((), None)
         if self.stage.index:
             received = jax.tree.unflatten(self.structures[self.stage.index], boundary)
         if self.stage.last:
-            return self._last(weights, received, around)
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(around.batch)
-        sent, extra, state = self._call(weights, around.state, received, x)
+            return self._last(weights, received, context)
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(context.batch)
+        sent, extra, state = self._call(weights, context.state, received, x)
         flat, self.structures[self.stage.index + 1] = jax.tree.flatten((sent, extra))
-        return flat, After(state, [], None)
+        return flat, StageResults(state, [], None)
 
     def _call(self, weights: Arrays, state: Arrays, received: Any, x: Any) -> tuple[Any, Any, Arrays]:
         """The stage's part of the graph: its outputs, the sum of added losses so far, and its new state."""
@@ -66,9 +65,9 @@ class _KerasStage:
                 extra = _total([extra, *scope.losses, *_penalties(self.stage.variables)])
         return outputs, extra, [scope.get_current_value(v) for v in others]
 
-    def _last(self, weights: Arrays, received: Any, around: Around) -> tuple[Any, After]:
+    def _last(self, weights: Arrays, received: Any, context: StageContext) -> tuple[Any, StageResults]:
         model = self.model
-        whole = self._whole_state(weights, around)
+        whole = self._whole_state(weights, context)
 
         def call(trainable: Any, non_trainable: Any, x: Any, return_losses: bool = False, **_: Any) -> Any:
             own = [trainable[n] for n in self.weights], [non_trainable[n] for n in self.state]
@@ -82,21 +81,21 @@ class _KerasStage:
 
         with called_by(model, call):
             if self.mode == "train":
-                loss, (state, metrics, result) = train_loss(model, whole, around.batch)
+                loss, (state, metrics, result) = train_loss(model, whole, context.batch)
             else:
                 micro = test_micro if self.mode == "test" else predict_micro
-                new, _, result = micro(model, whole, around.batch)
+                new, _, result = micro(model, whole, context.batch)
                 loss, state, metrics = None, new.non_trainable, new.metrics
-        return loss, After([state[n] for n in self.state], list(metrics), result)
+        return loss, StageResults([state[n] for n in self.state], list(metrics), result)
 
-    def _whole_state(self, weights: Arrays, around: Around) -> State:
+    def _whole_state(self, weights: Arrays, context: StageContext) -> State:
         """The state that Keras asks for, with zeros for what other stages have; nothing here reads those."""
         owners = variables_of(self.model, self.mode)
         return State(
-            filled(owners.trainable, self.weights, weights),
-            filled(owners.non_trainable, self.state, around.state),
-            filled(owners.optimizer, self.common, around.optimizer) if self.mode == "train" else [],
-            around.metrics,
+            zero_filled(owners.trainable, self.weights, weights),
+            zero_filled(owners.non_trainable, self.state, context.state),
+            zero_filled(owners.optimizer, self.common, context.optimizer) if self.mode == "train" else [],
+            context.metrics,
         )
 
 
@@ -111,25 +110,29 @@ def _penalties(variables: Sequence[Any]) -> list[Any]:
     return [v.regularizer(v) for v in variables if v.trainable and getattr(v, "regularizer", None) is not None]
 
 
-def used_by(stages: Sequence[Stage], variables: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+def stages_of_keras_model(model: Any, mode: Mode, stages: Sequence[Stage], place: Placement) -> ModelInStages:
+    """The stages of a Keras model as the executor runs them in `mode`."""
+    owners, optimizer = variables_of(model, mode), model.optimizer if mode == "train" else None
+    weights = StageVariables(owners.trainable, _used(stages, owners.trainable))
+    state = StageVariables(owners.non_trainable, _used(stages, owners.non_trainable))
+
+    def functions(common: Sequence[int]) -> tuple[StageFunction, ...]:
+        structures: dict[int, Any] = {}
+        change = gradient_map(optimizer, common)
+        found = []
+        for stage, trained, others in zip(stages, weights.used, state.used, strict=True):
+            own = _KerasStage(model, mode, stage, trained, others, tuple(common), structures)
+            run = on_replica(place, own.run, lambda context: rows_of(context.batch))
+            found.append(StageFunction(trained, others, run, change))
+        return tuple(found)
+
+    return ModelInStages(weights, state, optimizer, functions)
+
+
+def _used(stages: Sequence[Stage], variables: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
     """For each stage, the numbers of those variables that it uses."""
     number = {id(v): i for i, v in enumerate(variables)}
     return tuple(
         tuple(sorted({number[id(v)] for v in (*stage.variables, *stage.borrows) if id(v) in number}))
         for stage in stages
     )
-
-
-def stage_functions(
-    model: Any, mode: Mode, stages: Sequence[Stage], common: Sequence[int], place: Placement
-) -> tuple[StageFunction, ...]:
-    """The stages of `model` for `mode`."""
-    weights, others = (used_by(stages, part) for part in (model.trainable_variables, model.non_trainable_variables))
-    structures: dict[int, Any] = {}
-    change = partial(mapped, model.optimizer, common) if mode == "train" else None
-    functions = []
-    for stage, trained, state in zip(stages, weights, others, strict=True):
-        own = _KerasStage(model, mode, stage, trained, state, tuple(common), structures)
-        run = on_replica(place, own.run, lambda around: rows_of(around.batch))
-        functions.append(StageFunction(trained, state, run, change))
-    return tuple(functions)

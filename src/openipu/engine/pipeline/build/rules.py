@@ -1,18 +1,17 @@
-"""Rules of pipelined models that need no devices, checked when the plan is made.
+"""The rules of pipelines, checked before anything compiles.
 
-Rules about the stages themselves are in split.py (`check`), those about one schedule's numbers in schedules.py.
+Which stage a layer may be in is checked in partition/split.py, the numbers of a schedule in schedule/schedules.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from openipu.engine.core.accumulation import Accumulation
-
 from openipu.engine.core.pipelining import Pipelining
+from openipu.engine.core.updates import Updates
+from openipu.engine.pipeline.partition.split import Stage
 from openipu.engine.schedule.schedules import check as check_schedule
-from openipu.engine.schedule.schedules import check_devices
-from openipu.engine.pipeline.runtime.stage_function import Recompute
 
 _STEPS = ("train_step", "test_step", "predict_step")
 _FUNCTIONS = ("make_train_function", "make_test_function", "make_predict_function")
@@ -33,47 +32,60 @@ def _is_users(function: Any) -> bool:
     return function.__module__.split(".")[0] not in ("keras", "openipu")
 
 
-def devices_of_stages(pipelining: Pipelining, stages: int) -> tuple[int, ...]:
-    """The device of each stage, counted within a replica."""
-    if pipelining.device_mapping is None:
-        return tuple(range(stages))
-    mapping = check_devices(stages, pipelining.device_mapping)
-    unused = sorted(set(range(max(mapping))) - set(mapping))
+def check_all_devices_used(pipelining: Pipelining) -> None:
+    """Raise where the mapping leaves a device of the replica without a stage."""
+    devices = pipelining.devices
+    unused = sorted(set(range(max(devices))) - set(devices))
     if unused:
         raise ValueError(
-            f"`device_mapping` {list(mapping)} leaves out device {unused[0]} although it uses device {max(mapping)}. "
+            f"`device_mapping` {list(devices)} leaves out device {unused[0]} although it uses device {max(devices)}. "
             "Number the devices of a replica 0, 1, 2, ... without gaps."
         )
-    return mapping
 
 
-def check_training(pipelining: Pipelining, accumulation: Accumulation, stages: int) -> None:
-    """Raise where the schedule cannot run so many micro-batches through so many stages."""
-    devices = devices_of_stages(pipelining, stages)
-    schedule, steps = pipelining.schedule, accumulation.steps
-    overlap = getattr(schedule, "overlap", None)
-    least = overlap(stages, devices, True) if overlap else 1
-    if steps == 1 and least > 1:
+def check_accumulation_is_set(pipelining: Pipelining) -> None:
+    """Raise where a Keras model still has the default of one micro-batch per update, and its schedule needs more."""
+    multiple, stages = pipelining.multiple(), len(pipelining.devices)
+    if pipelining.updates.steps == 1 and multiple > 1:
         raise ValueError(
             "The model is pipelined, but `gradient_accumulation_steps_per_replica` has not been set (it is 1). "
-            f"{type(schedule).__name__} with {stages} stages needs a multiple of {least}: use "
-            f"`set_pipelining_options(gradient_accumulation_steps_per_replica={least})`."
+            f"{type(pipelining.schedule).__name__} with {stages} stages needs a multiple of {multiple}: use "
+            f"`set_pipelining_options(gradient_accumulation_steps_per_replica={multiple})`."
         )
-    check_schedule(stages, steps, devices, least, type(schedule).__name__)
 
 
-def one_dtype(accumulation: Accumulation) -> Accumulation:
-    """The same; raises where weights have different dtypes to accumulate in, because a stage keeps them together."""
-    if isinstance(accumulation.dtype, tuple):
+def check_micro_batches(pipelining: Pipelining, option: str) -> None:
+    """Raise where the schedule cannot run the micro-batches of an update; `option` is where users give their number."""
+    devices, name = pipelining.devices, type(pipelining.schedule).__name__
+    check_schedule(len(devices), pipelining.updates.steps, devices, pipelining.multiple(), name, option)
+
+
+def one_dtype(updates: Updates) -> Updates:
+    """The same updates; raises where gradients have different dtypes, because a stage accumulates them together."""
+    dtype = updates.accumulation.dtype
+    if isinstance(dtype, tuple):
         raise ValueError(
-            f"Gradients are to be accumulated in {', '.join(sorted(set(accumulation.dtype)))}, but those of a "
-            "pipelined model are accumulated in one dtype. Give its name."
+            f"Gradients are to be accumulated in {', '.join(sorted(set(dtype)))}, but a pipelined model accumulates "
+            "all of them in one dtype. Give its name."
         )
-    return accumulation
+    return updates
 
 
-def recomputed(marks_count: bool, allowed: bool) -> Recompute:
-    """What stages compute again; `allowed` is what `IPUConfig.allow_recompute` says."""
-    if not allowed:
-        return "nothing"
-    return "unmarked" if marks_count else "everything"
+def check_shared_state(stages: Sequence[Stage], devices: Sequence[int]) -> None:
+    """Raise where stages on two devices share a layer with moving statistics: each would have its own."""
+    for stage in stages:
+        for variable in stage.borrows:
+            owner = next(other for other in stages if any(v is variable for v in other.variables))
+            far = devices[owner.index] != devices[stage.index]
+            if far and not variable.trainable and "float" in variable.dtype and _is_trained_with(variable, stage):
+                raise ValueError(
+                    f"{variable.path!r} is state that training changes, used by stages {owner.index} and "
+                    f"{stage.index} on different devices. Put both on one device with `device_mapping`, or use a layer "
+                    "of its own in each stage."
+                )
+
+
+def _is_trained_with(variable: Any, stage: Stage) -> bool:
+    """Whether a non-trainable variable belongs to a layer that is trained, so that it is more than a frozen weight."""
+    layers = [node.operation for node in stage.nodes if node.is_layer]
+    return any(layer.trainable and any(v is variable for v in layer.variables) for layer in layers)

@@ -15,7 +15,7 @@ from openipu.engine.keras_compat.build_model import is_built
 
 import keras
 
-from .graph import Graph, Node, Use, graph_of
+from .graph import Graph, NestedCall, Node, graph_of
 from .recorded_calls import can_be_inlined, functional_of, has_graph
 from .split import Stage, split
 from .stage_marks import any_stages, stage_of, was_opened_by
@@ -41,11 +41,11 @@ def layer_calls(model: Any, graph: Graph | None) -> tuple[Node, ...]:
     return tuple(node for node in graph.nodes if node.is_layer)
 
 
-def _chain(model: Any, within: tuple[Use, ...], counts: Counter[int]) -> Iterator[Node]:
+def _chain(model: Any, within: tuple[NestedCall, ...], counts: Counter[int]) -> Iterator[Node]:
     for layer in model.layers:
         index = counts[id(layer)]
         counts[id(layer)] += 1
-        inside = (*within, Use(layer, index))
+        inside = (*within, NestedCall(layer, index))
         if isinstance(layer, keras.Sequential) and not has_graph(layer):
             yield from _chain(layer, inside, counts)
         elif can_be_inlined(layer):
@@ -57,7 +57,7 @@ def _chain(model: Any, within: tuple[Use, ...], counts: Counter[int]) -> Iterato
             yield _bare(layer, index, within, stage_of(layer))
 
 
-def _bare(layer: Any, index: int, within: tuple[Use, ...], stage: int | None) -> Node:
+def _bare(layer: Any, index: int, within: tuple[NestedCall, ...], stage: int | None) -> Node:
     return Node(layer, (), {}, (), index, within, stage, None)
 
 

@@ -39,7 +39,7 @@ Tensor = Any
 Training = bool | Literal["as run"] | None
 
 
-class Use(NamedTuple):
+class NestedCall(NamedTuple):
     """Call number `call` (from 0) of a nested model."""
 
     model: Any
@@ -56,7 +56,7 @@ class Node:
     outputs: tuple[Tensor, ...]
     index: int
     """Which call of its operation this is, counted over the graph."""
-    within: tuple[Use, ...]
+    within: tuple[NestedCall, ...]
     """The nested models that it is part of, the outermost first."""
     stage: int | None
     """The stage that a `PipelineStage` gave it."""
@@ -86,7 +86,7 @@ class Node:
         return [*own, *(leaf for leaf in leaves if isinstance(leaf, keras.Variable))]
 
     def __str__(self) -> str:
-        name = "/".join([*(use.model.name for use in self.within), self.operation.name])
+        name = "/".join([*(nested.model.name for nested in self.within), self.operation.name])
         return f"{name} (call {self.index})" if self.index else name
 
 
@@ -156,7 +156,7 @@ def graph_of(model: Any, input_spec: Any = None, training: bool = False) -> Grap
     build = _Build(training)
     inputs = tuple(_fresh(tensor) for tensor in record.inputs)
     tensors = {id(tensor): new for tensor, new in zip(record.inputs, inputs, strict=True)}
-    build.add(record, tensors, _Around("as run" if known else None, known))
+    build.add(record, tensors, _Enclosing("as run" if known else None, known))
     traced = not known or build.traced
     return Graph(model, tuple(build.nodes), inputs, _replaced(record.outputs, tensors), traced, training)
 
@@ -188,14 +188,14 @@ def _dtype(leaf: Any) -> str:
     return str(keras.backend.standardize_dtype(leaf.dtype))
 
 
-class _Around(NamedTuple):
+class _Enclosing(NamedTuple):
     """What the calls inside a model take over from the call of that model."""
 
     training: Training
     """What a Functional model tells all its calls, even if they say something else. None leaves it to them."""
     recorded: bool
     """Whether these are the calls of a Functional model, which is more than those that can be computed."""
-    within: tuple[Use, ...] = ()
+    within: tuple[NestedCall, ...] = ()
     called_in: int | None = None
     made_in: int | None = None
     context: list[Training] | None = None
@@ -210,39 +210,39 @@ class _Build:
     counts: Counter[int] = field(default_factory=Counter)
     traced: bool = False
 
-    def add(self, record: Recording, tensors: dict[int, Tensor], around: _Around) -> None:
+    def add(self, record: Recording, tensors: dict[int, Tensor], enclosing: _Enclosing) -> None:
         """Append the calls of a recording. `tensors` maps what it calls its tensors to those of the graph."""
         for call in record.calls:
             # Keras leaves out what it cannot compute, too.
-            if around.recorded and any(id(tensor) not in tensors for tensor in _symbols((call.args, call.kwargs))):
+            if enclosing.recorded and any(id(tensor) not in tensors for tensor in _symbols((call.args, call.kwargs))):
                 continue
             args, kwargs = _replaced((call.args, call.kwargs), tensors)
             call = call._replace(args=args, kwargs=kwargs)  # noqa: PLW2901
-            outputs = self._outputs(call, around)
+            outputs = self._outputs(call, enclosing)
             tensors.update((id(old), new) for old, new in zip(call.outputs, outputs, strict=True))
 
-    def _outputs(self, call: LayerCall, around: _Around) -> list[Tensor]:
+    def _outputs(self, call: LayerCall, enclosing: _Enclosing) -> list[Tensor]:
         index = self.counts[id(call.operation)]
         self.counts[id(call.operation)] += 1
-        context: list[Training] = around.context if around.context is not None else [None]
-        told = context[0] = _told(call, around.training, context[0])
+        context: list[Training] = enclosing.context if enclosing.context is not None else [None]
+        told = context[0] = _told(call, enclosing.training, context[0])
         nested = self._nested(call, told, context)
         if nested is not None:
-            return self._inline(call, nested, index, around)
+            return self._inline(call, nested, index, enclosing)
         outputs = tuple(_fresh(tensor) for tensor in call.outputs)
-        stage = _first(around.called_in, call.stage, _made_in(call.operation), around.made_in)
-        self.nodes.append(Node(call.operation, call.args, call.kwargs, outputs, index, around.within, stage, told))
+        stage = _first(enclosing.called_in, call.stage, _made_in(call.operation), enclosing.made_in)
+        self.nodes.append(Node(call.operation, call.args, call.kwargs, outputs, index, enclosing.within, stage, told))
         return list(outputs)
 
     def _nested(self, call: LayerCall, told: Training, context: list[Training]) -> _Nested | None:
         """What happens inside a call, if it is the call of a model that can be looked into."""
         if can_be_inlined(call.operation):
-            return _recorded(call, _Around(told, True, context=context))
+            return _recorded(call, _Enclosing(told, True, context=context))
         if can_be_traced(call.operation):
-            return self._traced(call, told, _Around(None, False, context=context))
+            return self._traced(call, told, _Enclosing(None, False, context=context))
         return None
 
-    def _traced(self, call: LayerCall, told: Training, around: _Around) -> _Nested | None:
+    def _traced(self, call: LayerCall, told: Training, enclosing: _Enclosing) -> _Nested | None:
         model, kwargs = call.operation, dict(call.kwargs)
         if keras_api.takes_training(model) and told is not None:
             kwargs["training"] = self.training if told == "as run" else told
@@ -254,15 +254,15 @@ class _Build:
         if any(_has_unknown_sizes(inside) for inside in record.calls):
             return None
         self.traced = True
-        return _Nested(record, (list(_symbols((call.args, kwargs))),), around)
+        return _Nested(record, (list(_symbols((call.args, kwargs))),), enclosing)
 
-    def _inline(self, call: LayerCall, nested: _Nested, index: int, around: _Around) -> list[Tensor]:
+    def _inline(self, call: LayerCall, nested: _Nested, index: int, enclosing: _Enclosing) -> list[Tensor]:
         """The calls inside a nested model in place of its own; gives its outputs."""
         record = nested.record
-        inner = nested.around._replace(
-            within=(*around.within, Use(call.operation, index)),
-            called_in=_first(around.called_in, call.stage),
-            made_in=_first(_made_in(call.operation), around.made_in),
+        inner = nested.enclosing._replace(
+            within=(*enclosing.within, NestedCall(call.operation, index)),
+            called_in=_first(enclosing.called_in, call.stage),
+            made_in=_first(_made_in(call.operation), enclosing.made_in),
         )
         inputs = tuple(_fresh(tensor) for tensor in record.inputs)
         entry = Node(Entry(call.operation), nested.args, {}, inputs, index, inner.within, inner.called_in, None)
@@ -278,12 +278,12 @@ class _Nested(NamedTuple):
     record: Recording
     args: tuple[Any, ...]
     """What its `Entry` is called with."""
-    around: _Around
+    enclosing: _Enclosing
 
 
-def _recorded(call: LayerCall, around: _Around) -> _Nested | None:
-    def plain(inputs: Any, training: Any = None, mask: Any = None) -> _Nested:  # noqa: ARG001 - it is in `around`
-        return _Nested(recorded(call.operation), (inputs, mask), around)
+def _recorded(call: LayerCall, enclosing: _Enclosing) -> _Nested | None:
+    def plain(inputs: Any, training: Any = None, mask: Any = None) -> _Nested:  # noqa: ARG001 - it is in `enclosing`
+        return _Nested(recorded(call.operation), (inputs, mask), enclosing)
 
     try:
         return plain(*call.args, **call.kwargs)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from openipu.engine.pipeline.runtime.stage_function import After, Around, Arrays, StageFunction, specs_of
-from openipu.engine.pipeline.runtime.variable_store import filled
+from openipu.engine.pipeline.runtime.stage_function import Arrays, StageContext, StageFunction, StageResults, specs_of
+from openipu.engine.pipeline.runtime.variable_store import zero_filled
 
 import jax
 import numpy as np
@@ -24,7 +23,7 @@ from .balance import BYTE, LINK, cost_of, cuts
 Tree = Any
 
 
-class Given(NamedTuple):
+class FunctionInputs(NamedTuple):
     """What the whole function sees."""
 
     weights: Arrays
@@ -36,7 +35,7 @@ class Given(NamedTuple):
     metrics: Arrays
 
 
-class Gives(NamedTuple):
+class FunctionOutputs(NamedTuple):
     """What the whole function computes."""
 
     loss: Any
@@ -46,7 +45,7 @@ class Gives(NamedTuple):
     result: Tree
 
 
-Whole = Callable[[Given], Gives]
+WholeFunction = Callable[[FunctionInputs], FunctionOutputs]
 Layer = tuple[tuple[int, ...], tuple[int, ...]]
 """The numbers of a layer's weights and of its other variables."""
 
@@ -57,14 +56,14 @@ class Traced:
 
     jaxpr: Jaxpr
     consts: tuple[Any, ...]
-    given: Given
+    inputs: FunctionInputs
     """Variables of the program in place of values."""
-    gives: Gives
+    outputs: FunctionOutputs
 
     @property
     def changed(self) -> dict[int, Any]:
         """The new value of each state that changes, by number."""
-        pairs = enumerate(zip(self.given.state, self.gives.state, strict=True))
+        pairs = enumerate(zip(self.inputs.state, self.outputs.state, strict=True))
         return {number: new for number, (old, new) in pairs if new is not old}
 
     def first_uses(self, layers: Sequence[Layer]) -> list[int | None]:
@@ -75,7 +74,7 @@ class Traced:
                 firsts.setdefault(v, position)
         found = []
         for weights, state in layers:
-            own = [*(self.given.weights[n] for n in weights), *(self.given.state[n] for n in state)]
+            own = [*(self.inputs.weights[n] for n in weights), *(self.inputs.state[n] for n in state)]
             found.append(min((firsts[v] for v in own if v in firsts), default=None))
         return found
 
@@ -84,7 +83,7 @@ class Traced:
         equations = [self.jaxpr.eqns[a:b] for a, b in pairwise([0, *begins, len(self.jaxpr.eqns)])]
         made = {v: stage for stage, part in enumerate(equations) for eqn in part for v in eqn.outvars}
         end = len(equations) - 1
-        finals = [*jax.tree.leaves(self.gives.loss), *self.gives.metrics, *jax.tree.leaves(self.gives.result)]
+        finals = [*jax.tree.leaves(self.outputs.loss), *self.outputs.metrics, *jax.tree.leaves(self.outputs.result)]
         last_use = {v: stage for stage, part in enumerate(equations) for eqn in part for v in _variables(eqn.invars)}
         last_use |= dict.fromkeys(_variables(finals), end)
         home = {n: made.get(new, 0) if isinstance(new, Var) else 0 for n, new in self.changed.items()}
@@ -103,7 +102,7 @@ class Traced:
         self, equations: Any, received: Sequence[Any], outputs: Sequence[Any], sent: int, changes: Sequence[int]
     ) -> Part:
         used = set(_variables([v for eqn in equations for v in eqn.invars] + list(outputs)))
-        flat = jax.tree.leaves(self.given)
+        flat = jax.tree.leaves(self.inputs)
         inputs = [i for i, v in enumerate(flat) if v in used]
         arguments = [*(flat[i] for i in inputs), *received]
         effects = frozenset(effect for eqn in equations for effect in eqn.effects)
@@ -113,8 +112,8 @@ class Traced:
             tuple(inputs),
             sent,
             tuple(changes),
-            tuple(n for n, v in enumerate(self.given.weights) if v in used),
-            tuple(n for n, v in enumerate(self.given.state) if v in used or n in changes),
+            tuple(n for n, v in enumerate(self.inputs.weights) if v in used),
+            tuple(n for n, v in enumerate(self.inputs.state) if v in used or n in changes),
         )
 
 
@@ -127,7 +126,7 @@ class Part(NamedTuple):
 
     closed: ClosedJaxpr
     inputs: tuple[int, ...]
-    """Which leaves of `Given`; then comes what it receives."""
+    """Which leaves of the function's inputs; then comes what it receives."""
     sent: int
     """How many of its results go on. Then come new states, and from the last stage what the whole gives."""
     changes: tuple[int, ...]
@@ -136,18 +135,18 @@ class Part(NamedTuple):
     state: tuple[int, ...]
 
 
-def trace(whole: Whole, given: Given) -> Traced:
+def trace(whole: WholeFunction, shapes: FunctionInputs) -> Traced:
     """Trace a function for values of these shapes."""
-    closed, shapes = jax.make_jaxpr(whole, return_shape=True)(given)
+    closed, results = jax.make_jaxpr(whole, return_shape=True)(shapes)
     jaxpr = closed.jaxpr
-    names: Given = jax.tree.unflatten(jax.tree.structure(given), jaxpr.invars)
-    late = set(names.metrics)
+    inputs: FunctionInputs = jax.tree.unflatten(jax.tree.structure(shapes), jaxpr.invars)
+    late = set(inputs.metrics)
     for equation in jaxpr.eqns:
         if not late.isdisjoint(_variables(equation.invars)):
             late.update(equation.outvars)
     order = sorted(jaxpr.eqns, key=lambda equation: not late.isdisjoint(equation.outvars))
-    gives: Gives = jax.tree.unflatten(jax.tree.structure(shapes), jaxpr.outvars)
-    return Traced(jaxpr.replace(eqns=order), tuple(closed.consts), names, gives)
+    outputs: FunctionOutputs = jax.tree.unflatten(jax.tree.structure(results), jaxpr.outvars)
+    return Traced(jaxpr.replace(eqns=order), tuple(closed.consts), inputs, outputs)
 
 
 def choose(traced: Traced, layers: Sequence[Layer], stages: int) -> tuple[int, ...]:
@@ -155,7 +154,7 @@ def choose(traced: Traced, layers: Sequence[Layer], stages: int) -> tuple[int, .
     firsts = {position: n for n, position in reversed(list(enumerate(traced.first_uses(layers)))) if position}
     produced = {v: i for i, equation in enumerate(traced.jaxpr.eqns) for v in equation.outvars}
     for number, new in traced.changed.items():
-        old = traced.given.state[number]
+        old = traced.inputs.state[number]
         span = [i for i, equation in enumerate(traced.jaxpr.eqns) if old in _variables(equation.invars)]
         span.append(produced.get(new, 0) if isinstance(new, Var) else 0)
         # What uses a state and what makes its new value stay together.
@@ -177,28 +176,28 @@ def choose(traced: Traced, layers: Sequence[Layer], stages: int) -> tuple[int, .
 class Cut:
     """A function in stages, traced once per shape of micro-batch when it is asked for."""
 
-    whole: Whole
-    given: Given
+    whole: WholeFunction
+    inputs: FunctionInputs
     """Shapes; that of the micro-batch is replaced."""
     counters: int
     """How many of the first states count steps: one for each stage. The function sees the first one only."""
     layers: tuple[Layer, ...]
     begins: tuple[int, ...]
     """The layers with which stages 1, 2, ... begin."""
-    _known: dict[str, tuple[tuple[Part, ...], Gives]] = field(default_factory=dict)
+    _known: dict[str, tuple[tuple[Part, ...], FunctionOutputs]] = field(default_factory=dict)
 
-    def at(self, batch: Tree) -> tuple[tuple[Part, ...], Gives]:
+    def at(self, batch: Tree) -> tuple[tuple[Part, ...], FunctionOutputs]:
         """The stages for micro-batches of this shape, and what the last one gives."""
         batch = specs_of(batch)
         if str(batch) not in self._known:
-            traced = trace(self.whole, self.given._replace(batch=batch))
+            traced = trace(self.whole, self.inputs._replace(batch=batch))
             firsts = traced.first_uses(self.layers)
             begins = [position for position in (firsts[layer] for layer in self.begins) if position is not None]
             if len(begins) < len(self.begins) or begins != sorted(set(begins)):
                 raise ValueError(
                     "The layers of model_fn run in another order for batches of this shape. Give all batches the same."
                 )
-            self._known[str(batch)] = traced.parts(begins), traced.gives
+            self._known[str(batch)] = traced.parts(begins), traced.outputs
         return self._known[str(batch)]
 
     def used(self, batch: Tree) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
@@ -208,47 +207,63 @@ class Cut:
         return [part.weights for part in parts], state
 
     def stages(
-        self, batch: Tree, common: Sequence[int], mapped: Callable[..., Arrays] | None
+        self, batch: Tree, common: Sequence[int], map_gradients: Callable[..., Arrays] | None
     ) -> tuple[StageFunction, ...]:
         """The stages as the executor runs them; `common` are the numbers of the optimizer's common variables."""
         weights, state = self.used(batch)
-        own = zip(weights, state, strict=True)
         return tuple(
-            StageFunction(w, s, partial(self._run, stage, tuple(common), w, s), mapped)
-            for stage, (w, s) in enumerate(own)
+            StageFunction(w, s, _CutStage(self, number, w, s, tuple(common)).run, map_gradients)
+            for number, (w, s) in enumerate(zip(weights, state, strict=True))
         )
 
-    def _run(
-        self, stage: int, common: tuple[int, ...], own: tuple[int, ...], states: tuple[int, ...],
-        weights: Arrays, boundary: Arrays, around: Around,
-    ) -> tuple[Any, After]:  # fmt: skip
-        parts, gives = self.at(around.batch)
-        part = parts[stage]
-        if not set(part.weights) <= set(own) or not {n for n in part.state if n >= self.counters} <= set(states):
-            raise ValueError(
-                f"Stage {stage} of model_fn uses other variables for batches of this shape. Give all batches the same."
-            )
-        old = dict(zip(states, around.state, strict=True))
-        optimizer = filled(self.given.optimizer, common, around.optimizer) if self.given.optimizer else []
-        known = Given(
-            _at(dict(zip(own, weights, strict=True)), len(self.given.weights)),
-            _at(old | {0: around.state[0]}, len(self.given.state)),
-            optimizer,
-            around.active,
-            around.batch,
-            around.metrics or [None] * len(self.given.metrics),
-        )
-        flat = jax.tree.leaves(known, is_leaf=lambda leaf: leaf is None)
-        outputs = jaxpr_as_fun(part.closed)(*(flat[i] for i in part.inputs), *boundary)
-        sent, rest = outputs[: part.sent], outputs[part.sent :]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _CutStage:
+    """One stage, for micro-batches of any shape."""
+
+    cut: Cut
+    number: int
+    weights: tuple[int, ...]
+    state: tuple[int, ...]
+    common: tuple[int, ...]
+
+    def run(self, weights: Arrays, boundary: Arrays, context: StageContext) -> tuple[Any, StageResults]:
+        """One micro-batch, see `StageFunction`."""
+        parts, outputs = self.cut.at(context.batch)
+        part = parts[self.number]
+        self._check(part)
+        flat = jax.tree.leaves(self._inputs(weights, context), is_leaf=lambda leaf: leaf is None)
+        computed = jaxpr_as_fun(part.closed)(*(flat[i] for i in part.inputs), *boundary)
+        sent, rest = computed[: part.sent], computed[part.sent :]
+        old = dict(zip(self.state, context.state, strict=True))
         new = old | dict(zip(part.changes, rest, strict=False))
-        new[stage] = old[stage] + (gives.loss is not None)
-        state = [new[n] for n in states]
-        if stage < len(parts) - 1:
-            return list(sent), After(state, [], None)
+        new[self.number] = old[self.number] + (outputs.loss is not None)
+        state = [new[n] for n in self.state]
+        if self.number < len(parts) - 1:
+            return list(sent), StageResults(state, [], None)
         finals = iter(rest[len(part.changes) :])
-        loss, _, metrics, result = jax.tree.map(lambda _: next(finals), gives._replace(state=[]))
-        return loss, After(state, metrics, result)
+        loss, _, metrics, result = jax.tree.map(lambda _: next(finals), outputs._replace(state=[]))
+        return loss, StageResults(state, metrics, result)
+
+    def _inputs(self, weights: Arrays, context: StageContext) -> FunctionInputs:
+        """What the whole function sees, as far as this stage has it. Every stage has its own counter of steps."""
+        shapes, state = self.cut.inputs, dict(zip(self.state, context.state, strict=True))
+        return FunctionInputs(
+            _at(dict(zip(self.weights, weights, strict=True)), len(shapes.weights)),
+            _at(state | {0: context.state[0]}, len(shapes.state)),
+            zero_filled(shapes.optimizer, self.common, context.optimizer) if shapes.optimizer else [],
+            context.active,
+            context.batch,
+            context.metrics or [None] * len(shapes.metrics),
+        )
+
+    def _check(self, part: Part) -> None:
+        own_state = {n for n in part.state if n >= self.cut.counters}
+        if not set(part.weights) <= set(self.weights) or not own_state <= set(self.state):
+            raise ValueError(
+                f"Stage {self.number} of model_fn uses other variables for batches of this shape. Give all batches the "
+                "same."
+            )
 
 
 def _at(values: dict[int, Any], count: int) -> list[Any]:

@@ -17,10 +17,10 @@ from .recorded_calls import is_symbolic
 
 def run_node(node: Node, values: dict[int, Any], training: bool) -> None:
     """Compute one node from `values`, which holds tensors by identity, and put its outputs there."""
-    args, kwargs = filled(node.args, values), filled(node.kwargs, values)
+    args, kwargs = with_values(node.args, values), with_values(node.kwargs, values)
     told = training if node.training == "as run" else node.training
     # A layer sees to the dtype of its variables itself; operations take that of the models around them.
-    with _autocast([] if node.is_layer else [use.model for use in node.within]):
+    with _autocast([] if node.is_layer else [nested.model for nested in node.within]):
         outputs = keras_api.run_operation(node.operation, told, args, kwargs)
     values.update(zip(map(id, node.outputs), keras.tree.flatten(outputs), strict=False))
 
@@ -38,7 +38,7 @@ def _autocast(layers: Sequence[Any]) -> Iterator[None]:
         yield
 
 
-def filled(tree: Any, values: dict[int, Any]) -> Any:
+def with_values(tree: Any, values: dict[int, Any]) -> Any:
     """A structure with values in the place of tensors."""
     return keras.tree.map_structure(lambda leaf: values[id(leaf)] if is_symbolic(leaf) else leaf, tree)
 

@@ -18,7 +18,7 @@ import keras
 
 from .graph import Entry, Graph, Node, Tensor, graph_of
 from .recorded_calls import standardized
-from .run_nodes import filled, run_node
+from .run_nodes import run_node, with_values
 from .shared_seeds import own_seeds
 
 Boundary = tuple[tuple[Any, Any], ...]
@@ -78,7 +78,7 @@ def run_stage(stage: Stage, boundary: Boundary, inputs: Any, training: bool) -> 
     for layer in stage.later:
         keras_api.clear_losses(layer)
     if stage.last:
-        return filled(graph.outputs, values)
+        return with_values(graph.outputs, values)
     sent = (values[id(tensor)] for tensor in stage.sends)
     return tuple((value, keras_api.get_keras_mask(value)) for value in sent)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from openipu.engine.keras_compat import api as keras_api
-from openipu.engine.keras_compat.patches import LAYER_CALLS, SYMBOLIC_TENSORS
+from openipu.engine.keras_compat.patches import LAYER_CALLS, SYMBOLIC_TENSORS, tracing
 
 import jax
 import keras
@@ -60,7 +60,7 @@ def traced(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recordi
             f"Layer {unbuilt[0]!r} of model {model.name!r} has not been built, so its variables are not known. Call "
             "the model on a batch, or remove the layer if `call` does not use it."
         )
-    with keras_api.calls_forgotten(layers):
+    with tracing(), keras_api.calls_forgotten(layers):
         try:
             with _CallRecorder() as trace:
                 outputs = model.call(*args, **kwargs)

@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from .packing import Buffers, used
-from .stage_update import Update
+from .stage_update import Update, UpdateState
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,7 @@ class ShardedUpdate(Update):
         """Whether each replica has only its share of the slots."""
         return True
 
-    def apply(
-        self, weights: Buffers, slots: Buffers, common: list[Any], total: Buffers
-    ) -> tuple[Buffers, Buffers, list[Any]]:
+    def apply(self, weights: Buffers, slots: Buffers, common: list[Any], total: Buffers) -> UpdateState:
         """The state after the gradients in `total`."""
         me, replicas = lax.axis_index(STAGE_AXIS), self.replicas
         total = self._sum_tied(me, total)
@@ -45,9 +43,9 @@ class ShardedUpdate(Update):
             rows = jnp.where(me == device, gradients, rows)
         mine = lax.psum_scatter(rows, REPLICA_AXIS, scatter_dimension=0)
         mine = mine / replicas.count if self.average else mine
-        new = jnp.zeros(length)
+        new, state = jnp.zeros(length), UpdateState(weights, slots, common)
         for device in range(len(self.twins)):
-            new, slots, common = self._share_on(device, me, new, weights, slots, common, mine)
+            new, state = self._share_on(device, me, mine, new, state)
         everything = lax.all_gather(new, REPLICA_AXIS)
         for device in range(len(self.twins)):
             at = self.weights.slots(device)
@@ -59,16 +57,15 @@ class ShardedUpdate(Update):
             own = used(weights, at)
             written = self.weights.packing.write(own, at, whole)
             weights = weights | {b: jnp.where(me == device, written[b], own[b]) for b in own}
-        return weights, slots, self._on_all(me, common)
+        return UpdateState(weights, state.slots, self._on_all(me, state.common))
 
-    def _share_on(
-        self, device: int, me: Any, new: Any, weights: Buffers, slots: Buffers, common: list[Any], mine: Any
-    ) -> tuple[Any, Buffers, list[Any]]:
+    def _share_on(self, device: int, me: Any, mine: Any, new: Any, state: UpdateState) -> tuple[Any, UpdateState]:
+        """What a device's twin makes of its share `mine` of the gradients: new weights as a vector, and the state."""
         slot_at = self.slots.slots(device)
 
         def run(writes: tuple[Any, Buffers, list[Any]]) -> tuple[Any, Buffers, list[Any]]:
             new, own_slots, common = writes
-            rows = self._rows(weights, device, new.size)[self.replicas.index()]
+            rows = self._rows(state.weights, device, new.size)[self.replicas.index()]
             dtypes = [slot.spec.dtype for slot in self.weights.slots(device)]
             shares = [s.astype(d) for s, d in zip(self._cut(rows, device), dtypes, strict=True)]
             updated, own_slots, common = self._by_twin(device, own_slots, common, self._cut(mine, device), shares)
@@ -76,9 +73,10 @@ class ShardedUpdate(Update):
             return jnp.pad(joined, (0, new.size - joined.size)), own_slots, common
 
         if not self.weights.held[device]:
-            return new, slots, common
-        new, own, common = lax.cond(me == device, run, lambda w: w, (new, used(slots, slot_at), common))
-        return new, slots | own, common
+            return new, state
+        writes = new, used(state.slots, slot_at), state.common
+        new, own, common = lax.cond(me == device, run, lambda w: w, writes)
+        return new, state._replace(slots=state.slots | own, common=common)
 
     def _shares(self, device: int) -> list[int]:
         """Elements of each of a device's weights that one replica updates."""

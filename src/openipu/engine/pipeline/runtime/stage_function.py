@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from openipu.engine.core.pipelining import Recompute
 from openipu.engine.loop.arrays import is_float
 
 import jax
@@ -26,14 +27,12 @@ from jax.extend.core import Literal as Constant
 from .packing import Spec
 
 Arrays = list[Any]
-Recompute = Literal["nothing", "everything", "unmarked"]
-"""What the backward of a stage computes again; "unmarked": all but what `recomputation_checkpoint` marks."""
 
 CHECKPOINT = "recomputation_checkpoint"
 """The name under which JAX knows values that are kept when a stage is computed again."""
 
 
-class Around(NamedTuple):
+class StageContext(NamedTuple):
     """What a stage sees besides its weights and its input."""
 
     batch: Any
@@ -48,7 +47,7 @@ class Around(NamedTuple):
     """Those of the metrics; only the last stage has them."""
 
 
-class After(NamedTuple):
+class StageResults(NamedTuple):
     """What a stage leaves behind."""
 
     state: Arrays
@@ -61,15 +60,16 @@ class After(NamedTuple):
 class StageFunction:
     """One slice of a model.
 
-    `run(weights, boundary, around)` gives what goes to the next stage, as a list of arrays (from the last stage in
-    training: the loss), and an `After`. `weights` and `state` are the numbers of its variables in the model's state.
+    `run(weights, boundary, context)` gives what goes to the next stage, as a list of arrays (in training, the last
+    stage gives the loss instead), and its `StageResults`. `weights` and `state` are the numbers of its variables in the
+    model's state.
     """
 
     weights: tuple[int, ...]
     state: tuple[int, ...]
-    run: Callable[[Arrays, Arrays, Around], tuple[Any, After]]
-    mapped: Callable[[Arrays, Arrays, Arrays], Arrays] | None = None
-    """`mapped(gradients, weights, optimizer)`: what to make of each micro-batch's gradients of the weights."""
+    run: Callable[[Arrays, Arrays, StageContext], tuple[Any, StageResults]]
+    map_gradients: Callable[[Arrays, Arrays, Arrays], Arrays] | None = None
+    """`map_gradients(gradients, weights, optimizer)`: what to make of each micro-batch's gradients of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +83,19 @@ class Differentiated:
     _vjp: Any
     _again: Callable[..., Arrays]
 
-    def forward(self, weights: Arrays, boundary: Arrays, around: Around) -> tuple[Any, After, Arrays]:
+    def forward(self, weights: Arrays, boundary: Arrays, context: StageContext) -> tuple[Any, StageResults, Arrays]:
         """What goes on, what is left behind, and what to keep for the backward."""
-        flat = jaxpr_as_fun(self._closed)(*jax.tree.leaves((weights, boundary, around)))
-        out, after = jax.tree.unflatten(self._outputs, flat[: self._outputs.num_leaves])
+        flat = jaxpr_as_fun(self._closed)(*jax.tree.leaves((weights, boundary, context)))
+        out, results = jax.tree.unflatten(self._outputs, flat[: self._outputs.num_leaves])
         values = flat[self._outputs.num_leaves :]
         kept = {r.number: v for r, v in zip(self._residuals, values, strict=True) if r.source == "kept"}
-        return out, after, [kept[i] for i in range(len(kept))]
+        return out, results, [kept[i] for i in range(len(kept))]
 
     def backward(
-        self, weights: Arrays, boundary: Arrays, around: Around, kept: Arrays, gradients: Any
+        self, weights: Arrays, boundary: Arrays, context: StageContext, kept: Arrays, gradients: Any
     ) -> tuple[Arrays, Arrays]:
         """The gradients of the weights, and those of the floating-point part of the boundary."""
-        given = jax.tree.leaves((weights, boundary, around))
+        given = jax.tree.leaves((weights, boundary, context))
         again = self._again(*weights)
         sources = {"given": given, "kept": kept, "again": again}
         vjp = jax.tree.unflatten(self._vjp, [sources[r.source][r.number] for r in self._residuals])
@@ -109,24 +109,28 @@ class _Residual(NamedTuple):
 
 
 def differentiate(
-    stage: StageFunction, weights: Arrays, boundary: Arrays, around: Around, recompute: Recompute = "nothing"
+    stage: StageFunction,
+    weights: Arrays,
+    boundary: Arrays,
+    context: StageContext,
+    recompute: Recompute = Recompute.NOTHING,
 ) -> Differentiated:
     """Trace a stage and its derivative; the arguments are shapes or arrays."""
     trees: dict[str, Any] = {}
 
-    def forward(weights: Arrays, boundary: Arrays, around: Around) -> Any:
-        run = differentiable(stage, boundary, around)
-        if recompute != "nothing":
+    def forward(weights: Arrays, boundary: Arrays, context: StageContext) -> Any:
+        run = differentiable(stage, boundary, context)
+        if recompute is not Recompute.NOTHING:
             marked = jax.checkpoint_policies.save_only_these_names(CHECKPOINT)
-            run = jax.checkpoint(run, policy=marked if recompute == "unmarked" else None)
-        out, vjp, (others, after) = jax.vjp(run, weights, floats_of(boundary), has_aux=True)
+            run = jax.checkpoint(run, policy=marked if recompute is Recompute.UNMARKED else None)
+        out, vjp, (others, results) = jax.vjp(run, weights, floats_of(boundary), has_aux=True)
         residuals, trees["vjp"] = jax.tree.flatten(vjp)
-        outputs = (_join(out, others) if isinstance(out, list) else out, after)
+        outputs = (_join(out, others) if isinstance(out, list) else out, results)
         flat, trees["outputs"] = jax.tree.flatten(outputs)
         return [*flat, *residuals]
 
-    closed = jax.make_jaxpr(forward)(weights, boundary, around)
-    groups = [len(jax.tree.leaves(part)) for part in (weights, boundary, around.batch, around.optimizer)]
+    closed = jax.make_jaxpr(forward)(weights, boundary, context)
+    groups = [len(jax.tree.leaves(part)) for part in (weights, boundary, context.batch, context.optimizer)]
     skip = trees["outputs"].num_leaves
     residuals, again = _classify(closed, skip, groups[0], sum(groups))
     specs: dict[int, Spec] = {}
@@ -137,15 +141,15 @@ def differentiate(
     return Differentiated(kept, closed, trees["outputs"], residuals, trees["vjp"], again)
 
 
-def differentiable(stage: StageFunction, boundary: Arrays, around: Around) -> Callable[..., Any]:
+def differentiable(stage: StageFunction, boundary: Arrays, context: StageContext) -> Callable[..., Any]:
     """The stage as a function of weights and of the floating-point part of its boundary."""
     others = [None if is_float(a) else a for a in boundary]
 
     def run(weights: Arrays, floats: Arrays) -> Any:
-        out, after = stage.run(weights, _join(floats, others), around)
+        out, results = stage.run(weights, _join(floats, others), context)
         if not isinstance(out, list):
-            return out, ([], after)
-        return floats_of(out), ([None if is_float(a) else a for a in out], after)
+            return out, ([], results)
+        return floats_of(out), ([None if is_float(a) else a for a in out], results)
 
     return run
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.operation_count import operations
+from openipu.engine.core.pipelining import Pipelining
 from openipu.engine.core.state import Outcome, State
-from openipu.engine.core.update_rules import round_up
 from openipu.engine.data.slab import Slab
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import REPLICA_AXIS
@@ -18,47 +18,18 @@ from openipu.engine.loop.arrays import fetch, length, own_column, row, zeros
 from openipu.engine.loop.compile import Function
 from openipu.engine.loop.loop import Loop
 from openipu.engine.loop.remainder import Counts
-from openipu.engine.schedule.schedules import Schedule, Sequential
 from openipu.engine.schedule.table_arrays import TableArrays, compile_table
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from .stage_function import Around, Recompute, StageFunction, specs_of
+from .stage_function import StageContext, StageFunction, specs_of
 from .stage_layout import StageLayout
 from .staged_execution import StagedExecution, updated
 from .ticks import Pipeline, make_pipeline
 
 Tree = Any
-
-
-@dataclass(frozen=True, slots=True)
-class Staging:
-    """How a model is spread over stages: what each of them computes, on which device, in which order."""
-
-    stages: tuple[StageFunction, ...]
-    schedule: Schedule
-    devices: tuple[int, ...]
-    """The device of each stage."""
-    micro_batches: int | None
-    """Those of one update; None outside of training, where a table takes all of an execution."""
-    recompute: Recompute
-
-    def table(self, steps: int) -> TableArrays:
-        """The table for one update, or for at least so many steps where nothing is trained."""
-        training = self.micro_batches is not None
-        count = self.micro_batches or round_up(steps, self._multiple())
-        return compile_table(self.schedule.table(len(self.stages), count, self.devices, training))
-
-    def single(self) -> TableArrays:
-        """The table for one micro-batch."""
-        training = self.micro_batches is not None
-        return compile_table(Sequential().table(len(self.stages), 1, self.devices, training))
-
-    def _multiple(self) -> int:
-        overlap = getattr(self.schedule, "overlap", None)
-        return overlap(len(self.stages), self.devices, False) if overlap else 1
 
 
 class StageLoop(Loop):
@@ -69,13 +40,14 @@ class StageLoop(Loop):
         name: str,
         outcome: Outcome,
         place: Placement,
-        accumulation: Accumulation,
         spread: StageLayout,
-        staging: Staging,
+        stages: tuple[StageFunction, ...],
+        pipelining: Pipelining,
         live: StepLogs | None = None,
     ) -> None:
+        accumulation = pipelining.updates.accumulation if pipelining.training else Accumulation()
         super().__init__(name, outcome, place, accumulation, live)
-        self._spread, self._staging = spread, staging
+        self._spread, self._stages, self._pipelining = spread, stages, pipelining
 
     def _execution(self, state: State, _resident: Tree, _slab: Slab) -> Function:
         replicas, specs = self._place.replicas, self._spread.specs(state)
@@ -127,29 +99,23 @@ class StageLoop(Loop):
 
     def _staged(self, state: State, resident: Tree, body: Tree, tail: Tree) -> StagedExecution:
         """Everything that is known before compiling, from the shapes of what one device has."""
-        staging = self._staging
-        table = staging.table(length(body))
+        pipelining = self._pipelining
+        table = compile_table(pipelining.table(length(body)))
         batch = jax.eval_shape(lambda r, b: fetch(r, row(b, 0)), resident, body)
         if self._outcome.check is not None:
             self._outcome.check(zeros(self._spread.whole(state)), zeros(batch))
         full, result = self._pipeline(table, state, batch)
         small, small_result = None, None
         if tail is not None:
-            small, small_result = self._pipeline(staging.single(), state, jax.eval_shape(fetch, resident, tail))
-        count = staging.micro_batches or int(table.forward.micro_batch.max()) + 1
+            small, small_result = self._pipeline(
+                compile_table(pipelining.single_table()), state, jax.eval_shape(fetch, resident, tail)
+            )
+        count = pipelining.updates.steps if pipelining.training else int(table.forward.micro_batch.max()) + 1
         return StagedExecution(self._outcome, self._spread, full, small, count, (result, small_result), self._live)
 
     def _pipeline(self, table: TableArrays, state: State, batch: Tree) -> tuple[Pipeline, Tree]:
-        replicas, spread = self._place.replicas, self._spread
+        spread = self._spread
         common, active = spread.slots(state)[1], jax.ShapeDtypeStruct((), bool)
-        around = Around(batch, specs_of(common), active, [], specs_of(state.metrics))
-        return make_pipeline(
-            table,
-            self._staging.stages,
-            spread.weights,
-            spread.state,
-            self._accumulation,
-            around,
-            recompute=self._staging.recompute,
-            replicas=replicas,
-        )
+        context = StageContext(batch, specs_of(common), active, [], specs_of(state.metrics))
+        recompute = self._pipelining.recompute(self._place.recompute)
+        return make_pipeline(table, self._stages, spread, self._accumulation, context, recompute)

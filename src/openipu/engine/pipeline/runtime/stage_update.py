@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from openipu.engine.core.optimizer_chain import unwrapped
 from openipu.engine.core.optimizer_sharding import check_elementwise, share_of
@@ -27,9 +27,29 @@ import keras
 from jax import lax
 
 from .packing import Buffers, Spec, used
-from .variable_store import Store, filled, make_store
+from .variable_store import Store, make_store, zero_filled
 
 _TOKEN = re.compile(r"slice(\d+)of")
+
+
+class UpdateState(NamedTuple):
+    """What an update reads and writes."""
+
+    weights: Buffers
+    slots: Buffers
+    """The optimizer's variables that belong to weights."""
+    common: list[Any]
+    """Those that do not."""
+
+
+class _Gradients(NamedTuple):
+    """The gradients of an update, and what was found out about all of them together."""
+
+    total: Buffers
+    factor: Any
+    """What they are multiplied by, to clip their global norm; None where nothing is clipped."""
+    finite: Any
+    """Whether none has overflowed; None where nobody asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,52 +75,42 @@ class Update:
         """Whether each replica has only its share of the slots."""
         return False
 
-    def apply(
-        self, weights: Buffers, slots: Buffers, common: list[Any], total: Buffers
-    ) -> tuple[Buffers, Buffers, list[Any]]:
+    def apply(self, weights: Buffers, slots: Buffers, common: list[Any], total: Buffers) -> UpdateState:
         """The state after the gradients in `total`."""
         me = lax.axis_index(STAGE_AXIS)
         total = self._sum_tied(me, total)
         total = self.replicas.mean(total) if self.average else self.replicas.sum(total)
         norm, finite = self._over_all(me, total)
-        factor = self._clip_factor(norm, common)
+        gradients = _Gradients(total, self._clip_factor(norm, common), finite)
+        state = UpdateState(weights, slots, common)
         for device in range(len(self.twins)):
-            weights, slots, common = self._on(device, me, weights, slots, common, total, factor, finite)
-        return weights, slots, self._on_all(me, common)
+            state = self._on(device, me, state, gradients)
+        return state._replace(common=self._on_all(me, state.common))
 
     def _on_all(self, me: Any, common: list[Any]) -> list[Any]:
         """What is common, also on devices without weights, whose twins have nothing to update."""
         busy = [device for device, held in enumerate(self.weights.held) if held]
         return common if len(busy) == len(self.twins) else from_device(busy[0], me, common)
 
-    def _on(
-        self,
-        device: int,
-        me: Any,
-        weights: Buffers,
-        slots: Buffers,
-        common: list[Any],
-        total: Buffers,
-        factor: Any,
-        finite: Any,
-    ) -> tuple[Buffers, Buffers, list[Any]]:
+    def _on(self, device: int, me: Any, state: UpdateState, gradients: _Gradients) -> UpdateState:
+        """The state after a device has updated its own weights; the others do nothing meanwhile."""
         weight_at, slot_at = self.weights.slots(device), self.slots.slots(device)
         if not weight_at:
-            return weights, slots, common
+            return state
 
         def run(writes: tuple[Buffers, Buffers, list[Any]]) -> tuple[Buffers, Buffers, list[Any]]:
             own, own_slots, common = writes
-            gradients = self.weights.packing.read(total, weight_at)
-            if factor is not None:
-                gradients = [g * factor.astype(g.dtype) for g in gradients]
-            with _told_finite(self.twins[device], finite):
+            values = self.weights.packing.read(gradients.total, weight_at)
+            if gradients.factor is not None:
+                values = [g * gradients.factor.astype(g.dtype) for g in values]
+            with _told_finite(self.twins[device], gradients.finite):
                 old = self.weights.packing.read(own, weight_at)
-                new, own_slots, common = self._by_twin(device, own_slots, common, gradients, old)
+                new, own_slots, common = self._by_twin(device, own_slots, common, values, old)
             return self.weights.packing.write(own, weight_at, new), own_slots, common
 
-        writes = used(weights, weight_at), used(slots, slot_at), common
+        writes = used(state.weights, weight_at), used(state.slots, slot_at), state.common
         new_weights, new_slots, common = lax.cond(me == device, run, lambda w: w, writes)
-        return weights | new_weights, slots | new_slots, common
+        return UpdateState(state.weights | new_weights, state.slots | new_slots, common)
 
     def _by_twin(
         self, device: int, slots: Buffers, common: list[Any], gradients: list[Any], weights: list[Any]
@@ -160,7 +170,7 @@ class Update:
         limit = self._clip()
         if limit is None:
             return None
-        norm = norm / loss_scale(self.optimizer, filled(self.optimizer.variables, self.common, common))
+        norm = norm / loss_scale(self.optimizer, zero_filled(self.optimizer.variables, self.common, common))
         return jnp.minimum(limit / norm, 1.0) + (norm - norm)
 
 

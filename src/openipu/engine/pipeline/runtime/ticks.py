@@ -13,11 +13,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from openipu.engine.convolution import rewrite
-from openipu.engine.convolution.arrays import settled
+from openipu.engine.convolution.arrays import computed_once
 from openipu.engine.core.accumulation import Accumulation
+from openipu.engine.core.pipelining import Recompute
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
 from openipu.engine.loop.arrays import is_float
-from openipu.engine.schedule.table_arrays import TableArrays, Work
+from openipu.engine.schedule.table_arrays import ActionArrays, TableArrays
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +26,10 @@ import numpy as np
 from jax import lax
 
 from .mailbox import Mailbox, Vectors
-from .packing import Buffers, Packing, Spec, pack, used
-from .stage_function import After, Around, Differentiated, Recompute, StageFunction, differentiate
+from .packing import Buffers, Packing, Slot, pack, used
+from .stage_function import StageContext, StageFunction, StageResults
+from .stage_layout import StageLayout
+from .traced_stages import TracedStage, trace_stages
 from .variable_store import Store
 
 Tree = Any
@@ -71,10 +74,21 @@ class Flow(NamedTuple):
 class _Row(NamedTuple):
     """A row of the compiled table inside the program."""
 
-    forward: Work
-    backward: Work | None
+    forward: ActionArrays
+    backward: ActionArrays | None
     exchange: Any
     receive: Any
+
+
+class _Fixed(NamedTuple):
+    """What one device knows during a run through the table, and no tick changes."""
+
+    me: Any
+    """The number of the device within its replica."""
+    weights: Buffers
+    optimizer: list[Any]
+    """The optimizer's variables that belong to no weight."""
+    flow: Flow
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +96,7 @@ class Pipeline:
     """Stages, traced for one shape of micro-batch, and the table they follow."""
 
     table: TableArrays
-    stages: tuple[StageFunction, ...]
-    derivatives: tuple[Differentiated, ...]
-    """Empty where nothing is trained."""
-    boundaries: tuple[tuple[Spec, ...], ...]
-    """What each stage receives; nothing for the first."""
-    changing: tuple[tuple[int, ...], ...]
-    """Which of its own state each stage changes; the rest, such as frozen weights, is only read."""
+    stages: tuple[TracedStage, ...]
     weights: Store
     state: Store
     mail: Mailbox
@@ -104,12 +112,17 @@ class Pipeline:
         """The number of the last stage."""
         return len(self.stages) - 1
 
+    @property
+    def training(self) -> bool:
+        """Whether there are backwards."""
+        return self.table.backward is not None
+
     # --- the loop
 
     def boxes(self) -> Boxes:
         """Room for what is under way on one device."""
         table = self.table
-        residuals = self.residuals.zeros(max(1, table.residual_slots)) if self.derivatives else {}
+        residuals = self.residuals.zeros(max(1, table.residual_slots)) if self.training else {}
         return Boxes(self.mail.empty(table.trash + 1), self.mail.empty(table.rounds), residuals)
 
     def run(
@@ -117,35 +130,31 @@ class Pipeline:
     ) -> tuple[TickState, Boxes]:
         """Send micro-batches through all stages."""
         table = self.table
-        me = lax.axis_index(STAGE_AXIS)
+        fixed = _Fixed(lax.axis_index(STAGE_AXIS), weights, optimizer, flow)
         rows = jax.tree.map(jnp.asarray, _rows_of(table))
         live = _Tick(carry, *boxes)
 
         def tick(number: Any, live: _Tick) -> _Tick:
             row = jax.tree.map(lambda a: a[number], rows)
             for stage in range(len(self.stages)):
-                live = self._forward(stage, row.forward, me, weights, optimizer, flow, live)
-            for stage in reversed(range(len(self.derivatives))):
-                live = self._backward(stage, row.backward, me, weights, optimizer, flow, live)
-            return live._replace(mailbox=self._exchange(row, me, live))
+                live = self._forward(stage, row.forward, fixed, live)
+            for stage in reversed(range(len(self.stages))) if self.training else ():
+                live = self._backward(stage, row.backward, fixed, live)
+            return live._replace(mailbox=self._exchange(row, fixed.me, live))
 
         ends = jnp.asarray(_ends(table))
         done: _Tick = lax.fori_loop(0, ends[flow.most], tick, live)
         return done.carry, Boxes(done.mailbox, done.outbox, done.residuals)
 
-    def _forward(
-        self, stage: int, work: Work, me: Any, weights: Buffers, optimizer: list[Any], flow: Flow, live: _Tick
-    ) -> _Tick:
-        device = self.table.devices[stage]
-        function, m = self.stages[stage], work.micro_batch[stage]
+    def _forward(self, stage: int, actions: ActionArrays, fixed: _Fixed, live: _Tick) -> _Tick:
+        traced, device, flow = self.stages[stage], self.table.devices[stage], fixed.flow
+        function, m = traced.function, actions.micro_batch[stage]
         weight_slots = self.weights.slots(device, function.weights)
         state_slots = self.state.slots(device, function.state)
-        changing = self.changing[stage]
-        changing_slots = [state_slots[i] for i in changing]
-        kept_slots = self.residuals.slots[stage] if self.derivatives else ()
+        changing_slots = [state_slots[i] for i in traced.changes]
         writes: dict[str, Any] = {"state": used(live.carry.state, changing_slots)}
-        if self.derivatives:
-            writes["residuals"] = used(live.residuals, kept_slots)
+        if self.training:
+            writes["residuals"] = used(live.residuals, self.residuals.slots[stage])
         if stage == self.last:
             writes |= {"metrics": live.carry.metrics, "kept": live.carry.kept}
         else:
@@ -153,36 +162,28 @@ class Pipeline:
 
         def run(writes: dict[str, Any]) -> dict[str, Any]:
             active = m < flow.mine
-            boundary = self.mail.get(writes.get("mailbox", live.mailbox), work.input[stage], self.boundaries[stage])
+            boundary = self.mail.get(writes.get("mailbox", live.mailbox), actions.input[stage], traced.receives)
             state = self.state.packing.read(live.carry.state | writes["state"], state_slots)
-            around = Around(flow.batch(m), optimizer, active, state, writes.get("metrics", []))
-            values = self.weights.packing.read(weights, weight_slots)
-            if self.derivatives:
-                step = self._fast(self.derivatives[stage].forward)
-                out, after, kept = step(values, boundary, around)
-                if self.replicas.platform == "cpu":
-                    # XLA would compute them again, on one core, in writing them. [Note: a wall XLA:CPU respects]
-                    kept = [settled(value) for value in kept]
-                writes["residuals"] = self.residuals.write(
-                    writes["residuals"], kept_slots, kept, row=work.residual[stage]
-                )
+            context = StageContext(flow.batch(m), fixed.optimizer, active, state, writes.get("metrics", []))
+            values = self.weights.packing.read(fixed.weights, weight_slots)
+            if traced.derivative is not None:
+                out, results, kept = self._fast(traced.derivative.forward)(values, boundary, context)
+                writes["residuals"] = self._keep(writes["residuals"], stage, kept, actions.residual[stage])
             else:
-                out, after = self._fast(function.run)(values, boundary, around)
-            new = self._if_active(active, after, around, flow.whole, changing)
+                out, results = self._fast(function.run)(values, boundary, context)
+            new = self._if_active(results, context, flow.whole, traced.changes)
             writes["state"] = self.state.packing.write(writes["state"], changing_slots, new.state)
             if stage == self.last:
                 metrics = _like(new.metrics, writes["metrics"])
                 return writes | {"metrics": metrics, "kept": flow.keep(writes["kept"], m, new.result, active, metrics)}
-            return writes | self._send(writes, work, stage, out)
+            return writes | self._send(writes, actions, stage, out)
 
-        here = (me == device) & (m >= 0) & (m < flow.most)
-        return live.written(_only_if(here, run, writes))
+        return live.written(_only_if(self._is_due(stage, m, fixed), run, writes))
 
-    def _backward(
-        self, stage: int, work: Work, me: Any, weights: Buffers, optimizer: list[Any], flow: Flow, live: _Tick
-    ) -> _Tick:
-        device = self.table.devices[stage]
-        function, derivative, m = self.stages[stage], self.derivatives[stage], work.micro_batch[stage]
+    def _backward(self, stage: int, actions: ActionArrays, fixed: _Fixed, live: _Tick) -> _Tick:
+        traced, device, flow = self.stages[stage], self.table.devices[stage], fixed.flow
+        function, derivative, m = traced.function, traced.derivative, actions.micro_batch[stage]
+        assert derivative is not None
         weight_slots = self.weights.slots(device, function.weights)
         writes: dict[str, Any] = {"total": used(live.carry.total, weight_slots)}
         if stage:
@@ -190,31 +191,47 @@ class Pipeline:
 
         def run(writes: dict[str, Any]) -> dict[str, Any]:
             mailbox = writes.get("mailbox", live.mailbox)
-            boundary = self.mail.get(mailbox, work.input[stage], self.boundaries[stage])
+            boundary = self.mail.get(mailbox, actions.input[stage], traced.receives)
             # The forward has used state and metrics up; what the backward needs of them is among the residuals.
-            around = Around(flow.batch(m), optimizer, None, [], [])
-            values = self.weights.packing.read(weights, weight_slots)
-            kept = self.residuals.read(live.residuals, self.residuals.slots[stage], row=work.residual[stage])
-            if stage == self.last:
-                gradients: Any = jnp.ones(())
-            else:
-                specs = [spec for spec in self.boundaries[stage + 1] if is_float(spec)]
-                gradients = self.mail.get(mailbox, work.gradient[stage], specs)
+            context = StageContext(flow.batch(m), fixed.optimizer, None, [], [])
+            values = self.weights.packing.read(fixed.weights, weight_slots)
+            kept = self.residuals.read(live.residuals, self.residuals.slots[stage], row=actions.residual[stage])
+            gradients = self._gradients(stage, mailbox, actions.gradient[stage])
             step = self._fast(derivative.backward)
-            of_weights, of_boundary = step(values, boundary, around, kept, gradients)
-            if function.mapped is not None:
-                of_weights = function.mapped(of_weights, values, optimizer)
-            # Added as vectors, because XLA adds in place only where nothing changes its shape on the way.
-            flat = [slot.flat for slot in weight_slots]
-            before = self.weights.packing.read(writes["total"], flat)
-            total = self.accumulation.add_scaled(before, [g.reshape(-1) for g in of_weights], flow.scale)
-            if self.replicas.count > 1:
-                total = jax.tree.map(partial(jnp.where, m < flow.mine), total, before)
-            writes["total"] = self.weights.packing.write(writes["total"], flat, total)
-            return writes | self._send(writes, work, stage, of_boundary) if stage else writes
+            of_weights, of_boundary = step(values, boundary, context, kept, gradients)
+            if function.map_gradients is not None:
+                of_weights = function.map_gradients(of_weights, values, fixed.optimizer)
+            writes["total"] = self._add(writes["total"], weight_slots, of_weights, m, flow)
+            return writes | self._send(writes, actions, stage, of_boundary) if stage else writes
 
-        here = (me == device) & (m >= 0) & (m < flow.most)
-        return live.written(_only_if(here, run, writes))
+        return live.written(_only_if(self._is_due(stage, m, fixed), run, writes))
+
+    def _is_due(self, stage: int, m: Any, fixed: _Fixed) -> Any:
+        """Whether this device runs the stage now, for micro-batch m."""
+        return (fixed.me == self.table.devices[stage]) & (m >= 0) & (m < fixed.flow.most)
+
+    def _keep(self, residuals: Buffers, stage: int, kept: list[Any], row: Any) -> Buffers:
+        """The residuals with those of a forward."""
+        if self.replicas.platform == "cpu":
+            # XLA would compute them again, on one core, in writing them. [Note: a wall XLA:CPU respects]
+            kept = [computed_once(value) for value in kept]
+        return self.residuals.write(residuals, self.residuals.slots[stage], kept, row=row)
+
+    def _gradients(self, stage: int, mailbox: Vectors, slot: Any) -> Any:
+        """Those of what a stage sends; of the last stage: that of the loss."""
+        if stage == self.last:
+            return jnp.ones(())
+        return self.mail.get(mailbox, slot, [spec for spec in self.stages[stage + 1].receives if is_float(spec)])
+
+    def _add(self, total: Buffers, slots: Sequence[Slot], gradients: Sequence[Any], m: Any, flow: Flow) -> Buffers:
+        """The accumulated gradients with those of micro-batch m."""
+        # Added as vectors, because XLA adds in place only where nothing changes its shape on the way.
+        flat = [slot.flat for slot in slots]
+        before = self.weights.packing.read(total, flat)
+        after = self.accumulation.add_scaled(before, [g.reshape(-1) for g in gradients], flow.scale)
+        if self.replicas.count > 1:
+            after = jax.tree.map(partial(jnp.where, m < flow.mine), after, before)
+        return self.weights.packing.write(total, flat, after)
 
     def _fast(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return function if self.as_written else rewrite(function, self.replicas.platform)
@@ -226,8 +243,8 @@ class Pipeline:
         near = self.table.devices[stage] == self.table.devices[other]
         return {"mailbox": live.mailbox} if near else {"outbox": live.outbox}
 
-    def _send(self, writes: dict[str, Any], work: Work, stage: int, arrays: Sequence[Any]) -> dict[str, Any]:
-        box, slots = ("mailbox", work.local) if "mailbox" in writes else ("outbox", work.outbox)
+    def _send(self, writes: dict[str, Any], actions: ActionArrays, stage: int, arrays: Sequence[Any]) -> dict[str, Any]:
+        box, slots = ("mailbox", actions.local) if "mailbox" in writes else ("outbox", actions.outbox)
         return {box: self.mail.put(writes[box], slots[stage], arrays)}
 
     def _exchange(self, row: _Row, me: Any, live: _Tick) -> Vectors:
@@ -248,22 +265,24 @@ class Pipeline:
         mailbox: Vectors = lax.switch(row.exchange, [through(rounds) for rounds in self.table.exchanges], live.mailbox)
         return mailbox
 
-    def _if_active(self, active: Any, after: After, around: Around, whole: Any, changing: Sequence[int]) -> After:
+    def _if_active(
+        self, results: StageResults, context: StageContext, whole: Any, changes: Sequence[int]
+    ) -> StageResults:
         """What a stage leaves behind, of its state what changes. Without the micro-batch: what was there before.
 
         Moving statistics, equal on all replicas before, become those that the active replicas agree on.
         """
-        pairs = [(after.state[i], around.state[i]) for i in changing]
+        active, pairs = context.active, [(results.state[i], context.state[i]) for i in changes]
         if self.replicas.count == 1:
-            return after._replace(state=[new for new, _ in pairs])
+            return results._replace(state=[new for new, _ in pairs])
 
         def agreed(new: Any, old: Any) -> Any:
             if not is_float(old):
                 return jnp.where(active, new, old)
             return lax.cond(whole, lambda: new, lambda: old + self.replicas.mean_of_active(new - old, active))
 
-        metrics = [jnp.where(active, new, old) for new, old in zip(after.metrics, around.metrics, strict=True)]
-        return after._replace(state=[agreed(new, old) for new, old in pairs], metrics=metrics)
+        metrics = [jnp.where(active, new, old) for new, old in zip(results.metrics, context.metrics, strict=True)]
+        return results._replace(state=[agreed(new, old) for new, old in pairs], metrics=metrics)
 
 
 class _Tick(NamedTuple):
@@ -307,68 +326,33 @@ def _rows_of(table: TableArrays) -> _Row:
 
 def _ends(table: TableArrays) -> np.ndarray:
     """For 0, 1, 2, ... micro-batches, how many rows they take."""
-    works = [work.micro_batch for work in (table.forward, table.backward) if work is not None]
-    numbers = np.concatenate(works, axis=1)
+    present = [actions.micro_batch for actions in (table.forward, table.backward) if actions is not None]
+    numbers = np.concatenate(present, axis=1)
     rows = [1 + int(np.nonzero((numbers == m).any(axis=1))[0].max()) for m in range(int(numbers.max()) + 1)]
     return np.maximum.accumulate(np.array([0, *rows], np.int32))
 
 
-jax.tree_util.register_dataclass(Work, data_fields=[field.name for field in fields(Work)], meta_fields=[])
-
-
-def _changing(jaxpr: Any, after: After, metrics: int, state: int) -> tuple[int, ...]:
-    """Which parts of a traced stage's state are not just handed on. State and metrics are its last arguments."""
-    old = jaxpr.invars[len(jaxpr.invars) - metrics - state : len(jaxpr.invars) - metrics]
-    rest = len(jax.tree.leaves((after.metrics, after.result)))
-    new = jaxpr.outvars[len(jaxpr.outvars) - rest - state : len(jaxpr.outvars) - rest]
-    return tuple(i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a is not b)
+jax.tree_util.register_dataclass(
+    ActionArrays, data_fields=[field.name for field in fields(ActionArrays)], meta_fields=[]
+)
 
 
 def make_pipeline(
     table: TableArrays,
     stages: Sequence[StageFunction],
-    weights: Store,
-    state: Store,
+    layout: StageLayout,
     accumulation: Accumulation,
-    around: Around,
-    *,
+    context: StageContext,
     recompute: Recompute,
-    replicas: Replicas,
 ) -> tuple[Pipeline, Tree]:
-    """Trace all stages one after another, and find out what travels between them and what each keeps.
+    """The pipeline for one shape of micro-batch, and the shapes of the last stage's results.
 
-    `around` has the shapes of the micro-batch, of the optimizer's common variables and of the metrics. Gives the
-    shapes of the last stage's results too.
+    `context` has the shapes of the micro-batch, of the optimizer's common variables and of the metrics.
     """
-    weight_specs, state_specs = weights.specs(), state.specs()
-    boundary: list[Any] = []
-    boundaries: list[tuple[Spec, ...]] = []
-    derivatives: list[Differentiated] = []
-    changing: list[tuple[int, ...]] = []
-    for number, stage in enumerate(stages):
-        values = [weight_specs[i] for i in stage.weights]
-        own = around._replace(
-            state=[state_specs[i] for i in stage.state], metrics=around.metrics if number == len(stages) - 1 else []
-        )
-        boundaries.append(tuple(map(Spec.of, boundary)))
-        if table.backward is not None:
-            # The last stage keeps its values in any case: it goes back as soon as it has gone forward.
-            again: Recompute = recompute if number < len(stages) - 1 else "nothing"
-            derivatives.append(differentiate(stage, values, boundary, own, again))
-        traced, (boundary, after) = jax.make_jaxpr(stage.run, return_shape=True)(values, boundary, own)
-        changing.append(_changing(traced.jaxpr, after, len(own.metrics), len(own.state)))
+    traced, result = trace_stages(stages, layout, context, None if table.backward is None else recompute)
+    boundaries = [stage.receives for stage in traced]
     gradients = [[spec for spec in specs if is_float(spec)] for specs in boundaries]
-    pipeline = Pipeline(
-        table,
-        tuple(stages),
-        tuple(derivatives),
-        tuple(boundaries),
-        tuple(changing),
-        weights,
-        state,
-        Mailbox.for_all([*boundaries, *gradients]),
-        pack([d.kept for d in derivatives], table.devices),
-        accumulation,
-        replicas,
-    )
-    return pipeline, after.result
+    mail = Mailbox.for_all([*boundaries, *gradients])
+    residuals = pack([stage.kept for stage in traced], table.devices)
+    pipeline = Pipeline(table, traced, layout.weights, layout.state, mail, residuals, accumulation, layout.replicas)
+    return pipeline, result

@@ -68,7 +68,7 @@ def make_store(specs: Sequence[Spec], held: Sequence[Sequence[int]]) -> Store:
     return Store(tuple(map(tuple, held)), pack(groups, range(len(held))))
 
 
-def filled(variables: Sequence[Any], numbers: Sequence[int], values: Sequence[Any]) -> list[Any]:
+def zero_filled(variables: Sequence[Any], numbers: Sequence[int], values: Sequence[Any]) -> list[Any]:
     """A value for each variable: those that are known, and zeros that nobody reads for the others."""
     known = dict(zip(numbers, values, strict=True))
     return [known[i] if i in known else jnp.zeros(v.shape, v.dtype) for i, v in enumerate(variables)]
