@@ -104,7 +104,8 @@ class UserProgram:
             with self._environment(trace):
                 self._fn(*call.args(arrays)[0], **call.args(arrays)[1])
 
-        with (
+        # Left outside of the tracing, where Keras gives variables made meanwhile their values.
+        with tracing(), trace.active():
             tracing(),
             trace.active(),
         ):  # left outside of the tracing, where Keras gives variables made meanwhile their values
