@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from openipu._validate import name_once
+from openipu import _validate as validate
 from openipu.engine.core.keras_steps import in_stages
 from openipu.engine.core.options import Options
 from openipu.engine.core.replicated_step import one_of_several
@@ -46,7 +46,7 @@ def make_sharded_program(
         step, metrics = infer_step(plan, place)
         forward, step = _inferring(step.micro), replace(step, micro=in_stages)
     if options.offload_optimizer:
-        name_once({"offload_weight_update_variables": "each device keeps the state of its own part of the model"})
+        validate.no_effect({"offload_weight_update_variables": "each device keeps the state of its own weights"})
     variables = (
         [made.variable for _, made in plan.in_part("trainable")],
         [

@@ -343,19 +343,6 @@ _tracing = threading.RLock()
 _programs: KeptPrograms[UserProgram] = KeptPrograms(KEPT)
 
 
-def check_call(fn: Any, args: Any, kwargs: Any) -> None:
-    """Raise an error where `fn(*args, **kwargs)` is not what was meant."""
-    if not callable(fn):
-        raise TypeError(f"A program is to be made of {fn!r}, which cannot be called. Give a function.")
-    if not isinstance(args, tuple | list):
-        raise TypeError(
-            f"The arguments of a program are of type {type(args).__name__}. Give them as a tuple or list, a single one "
-            "as `(x,)`."
-        )
-    if kwargs is not None and not isinstance(kwargs, dict):
-        raise TypeError(f"`kwargs` is of type {type(kwargs).__name__}. Give a dict, or None.")
-
-
 def user_program(fn: Callable[..., Any], ordinal: int) -> UserProgram:
     """The program of `fn` on system number `ordinal`; those used last are kept."""
     place = placement_on(systems.system(ordinal))
