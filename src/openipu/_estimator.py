@@ -7,18 +7,16 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from openipu._validate import positive
+from openipu import _validate as validate
 from openipu.config import configure_ipu_system
 from openipu.engine.core.update_rules import round_up
 from openipu.engine.estimator.hooks import CheckpointSaverListener
 from openipu.engine.estimator.model_trace import arguments
 from openipu.engine.estimator.runner import EstimatorRunner, single_examples
 from openipu.engine.estimator.saved_state import FOLDER
-from openipu.engine.estimator.specs import hook_list
 from openipu.ipu_run_config import RunConfig
 
 log = logging.getLogger("openipu")
@@ -37,11 +35,7 @@ class WarmStartSettings:
     vars_to_warm_start: str | Sequence[str] = ".*"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.ckpt_to_initialize_from, str | PathLike):
-            raise ValueError(
-                f"The checkpoint to warm-start from is a {type(self.ckpt_to_initialize_from).__name__}. Give a "
-                "`model_dir` or one of its checkpoints, as a path, or `WarmStartSettings`."
-            )
+        validate.path("ckpt_to_initialize_from", self.ckpt_to_initialize_from)
         names = self.patterns
         if not names or not all(isinstance(name, str) for name in names):
             raise ValueError(
@@ -110,16 +104,16 @@ class EstimatorBase:
             max_steps: Training stops at the end of the first execution that reaches it.
             saving_listeners: Called around the saving of checkpoints.
         """
-        steps, max_steps = positive("steps", steps, optional=True), positive("max_steps", max_steps, optional=True)
+        steps = validate.count("steps", steps, optional=True)
+        max_steps = validate.count("max_steps", max_steps, optional=True)
         if (steps is None) == (max_steps is None):
             raise ValueError(f"`steps` is {steps} and `max_steps` is {max_steps}. Give exactly one of them.")
         self._check_multiple(steps)
-        listeners = hook_list("saving_listeners", saving_listeners)
-        for listener in listeners:
-            if not isinstance(listener, CheckpointSaverListener):
-                raise TypeError(f"A saving listener is a {type(listener).__name__}. Give `CheckpointSaverListener`s.")
+        listeners = validate.sequence("saving_listeners", saving_listeners, optional=True)
+        for position, listener in enumerate(listeners):
+            validate.instance(f"saving_listeners[{position}]", listener, CheckpointSaverListener)
         params = self._params_of("train", input_fn)
-        self._core.train(input_fn, params, list(hook_list("hooks", hooks)), steps, max_steps, list(listeners))
+        self._core.train(input_fn, params, _hooks(hooks), steps, max_steps, list(listeners))
         return self
 
     def evaluate(
@@ -139,10 +133,11 @@ class EstimatorBase:
             checkpoint_path: Which checkpoint; None: the newest.
             name: Keeps the event files of several evaluations apart.
         """
-        steps = positive("steps", steps, optional=True)
+        steps = validate.count("steps", steps, optional=True)
         self._check_multiple(steps)
         params = self._params_of("eval", input_fn)
-        return self._core.evaluate(input_fn, params, steps, list(hook_list("hooks", hooks)), checkpoint_path, name)
+        checkpoint = validate.path("checkpoint_path", checkpoint_path, optional=True)
+        return self._core.evaluate(input_fn, params, steps, _hooks(hooks), checkpoint, name)
 
     def predict(
         self,
@@ -163,11 +158,12 @@ class EstimatorBase:
             yield_single_examples: False: yield arrays with the examples of one execution.
             num_predictions: Stop after so many examples.
         """
-        limit = positive("num_predictions", num_predictions, optional=True)
+        limit = validate.count("num_predictions", num_predictions, optional=True)
         params = self._params_of("predict", input_fn)
-        blocks = self._core.predict(input_fn, params, list(hook_list("hooks", hooks)), checkpoint_path)
+        checkpoint = validate.path("checkpoint_path", checkpoint_path, optional=True)
+        blocks = self._core.predict(input_fn, params, _hooks(hooks), checkpoint)
         blocks = (_chosen(block, predict_keys) for block in blocks)
-        if yield_single_examples:
+        if validate.flag("yield_single_examples", yield_single_examples):
             return single_examples(blocks, limit)
         if limit is not None:
             raise ValueError("`num_predictions` counts examples. Set `yield_single_examples=True`, or leave it out.")
@@ -225,8 +221,7 @@ class EstimatorBase:
     def _params_of(self, kind: str, input_fn: Callable[..., Any]) -> dict[str, Any]:
         """The params of a run."""
         del kind
-        if not callable(input_fn):
-            raise TypeError(f"`input_fn` is a {type(input_fn).__name__}. Give a function that returns a dataset.")
+        validate.function("input_fn", input_fn)
         return self.params
 
 
@@ -242,43 +237,39 @@ def check_model_fn(model_fn: Any, params: Any, known: Sequence[str]) -> None:
 
 def declared_by(model_fn: Any) -> tuple[str, ...]:
     """The arguments of a function; raises if it is none."""
-    if not callable(model_fn):
-        raise ValueError(f"`model_fn` is a {type(model_fn).__name__}. Give a function.")
-    return arguments(model_fn)
+    return arguments(validate.function("model_fn", model_fn, error=ValueError))
 
 
 def checked_config(config: Any) -> RunConfig:
     """The configuration of an estimator, the default one for None."""
-    if config is None:
-        return RunConfig()
-    if not isinstance(config, RunConfig):
-        raise ValueError(f"`config` is a {type(config).__name__}. Give an `openipu.ipu_run_config.RunConfig`.")
-    return config
+    given: RunConfig | None = validate.instance("config", config, RunConfig, optional=True, error=ValueError)
+    return given or RunConfig()
 
 
 def checked_params(params: Any) -> dict[str, Any]:
     """The params of an estimator."""
-    if params is not None and not isinstance(params, dict):
-        raise ValueError(f"`params` is a {type(params).__name__}. Give a dict.")
-    given: dict[str, Any] = dict(params or {})
+    given = validate.mapping("params", params, optional=True, error=ValueError)
     if "input_fn" in given:
         raise ValueError("`params` has the key 'input_fn', which is reserved. Call it otherwise.")
     return given
 
 
 def _model_dir(model_dir: str | Path | None, config: RunConfig) -> Path:
-    if model_dir is not None and config.model_dir is not None and str(model_dir) != config.model_dir:
+    folder = validate.path("model_dir", model_dir, optional=True)
+    if folder is not None and config.model_dir is not None and str(folder) != config.model_dir:
         raise ValueError(f"`model_dir` is {str(model_dir)!r}, but that of `config` is {config.model_dir!r}. Give one.")
-    chosen = model_dir or config.model_dir
+    chosen = folder or config.model_dir
     if chosen is None:
         chosen = tempfile.mkdtemp(prefix="openipu-estimator-")
         log.warning("Checkpoints go to the temporary folder %s. Give `model_dir` to keep them.", chosen)
-    if not isinstance(chosen, str | PathLike):
-        raise ValueError(f"`model_dir` is a {type(chosen).__name__}. Give the path of a folder.")
     folder = Path(chosen)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"`model_dir` is {str(folder)!r}, which is a file. Give a folder.")
     return folder
+
+
+def _hooks(hooks: Any) -> list[Any]:
+    return list(validate.sequence("hooks", hooks, optional=True))
 
 
 def _chosen(predictions: Any, keys: str | Sequence[str] | None) -> Any:

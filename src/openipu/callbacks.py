@@ -7,11 +7,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from openipu._validate import positive
+from openipu import _validate as validate
 from openipu.engine.checkpoint import Checkpoints
 from openipu.engine.core.model_state import assign, values_of, variables_of
 from openipu.engine.core.state import Logs, State
@@ -57,11 +56,9 @@ class Checkpoint(keras.callbacks.Callback):
         max_share: float = 0.03,
     ) -> None:
         super().__init__()
-        if not isinstance(dir, str | PathLike):
-            raise ValueError(f"`dir` is a {type(dir).__name__}. Give the path of the folder for the checkpoints.")
-        self._every = positive("every_n_executions", every_n_executions)
-        keep = positive("keep", keep, optional=True)
-        self._checkpoints = Checkpoints(dir, keep=keep, every_seconds=every_seconds, max_share=max_share)
+        folder = validate.path("dir", dir)
+        self._every = validate.count("every_n_executions", every_n_executions)
+        self._checkpoints = Checkpoints(folder, keep=keep, every_seconds=every_seconds, max_share=max_share)
         self._epoch, self._waiting = 0, 0
         self._pending: Callable[[], None] | None = None
 

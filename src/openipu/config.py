@@ -10,7 +10,8 @@ The options, their rules and what they mean are in `openipu.settings`. Here a co
 import copy
 import threading
 
-from openipu._validate import logger, name_once
+from openipu import _validate as validate
+from openipu._validate import logger
 from openipu.settings.enums import (
     DeviceConnectionType,
     ExecutionProfileType,
@@ -74,21 +75,21 @@ def configure_ipu_system(config: IPUConfig, device: str = "cpu", reset_configura
     stay usable and compile again when they next run. `config` is not changed. `device` is the host, always a CPU.
     """
     global _active
-    if not isinstance(config, IPUConfig):
-        raise TypeError(f"configure_ipu_system takes an IPUConfig, not a value of type {type(config).__name__}.")
+    validate.instance("config", config, IPUConfig)
     _check_host(device)
+    reset = validate.flag("reset_configuration", reset_configuration)
     env = environment()
     settings = freeze(config, env)
     from openipu.engine.devices import systems
 
     with _lock:
         previous = systems.configured()
-        if not reset_configuration and previous not in (None, settings):
+        if not reset and previous not in (None, settings):
             raise ValueError(
                 "Another configuration is active and reset_configuration is False. "
                 "Call reset_ipu_configuration() first or leave reset_configuration at True."
             )
-        name_once(without_effect(config, env))
+        validate.no_effect(without_effect(config, env))
         systems.configure(settings)
         _active = copy.deepcopy(config)
     if previous not in (None, settings):

@@ -5,9 +5,10 @@ are for code that was written for static shapes, and for data that is looped.
 """
 
 import functools
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, overload
+
+from openipu import _validate as validate
 
 import numpy as np
 
@@ -20,12 +21,8 @@ def make_divisible(number: int, divisor: int) -> int:
     >>> make_divisible(60000, 64)
     59968
     """
-    number, divisor = _integer("number", number), _integer("divisor", divisor)
-    if number < 0:
-        raise ValueError(f"number must not be negative. Received: number={number}")
-    if divisor < 1:
-        raise ValueError(f"divisor must be at least 1. Received: divisor={divisor}")
-    return number - number % divisor
+    number = validate.count("number", number, least=0)
+    return number - number % validate.count("divisor", divisor)
 
 
 @overload
@@ -44,7 +41,7 @@ def trim(*data: Any, batch_size: int, multiple: int = 1) -> Any:
         multiple: micro-batches that belong together, for example replicas x gradient-accumulation count.
     """
     rows = _rows(data)
-    group = _positive("batch_size", batch_size) * _positive("multiple", multiple)
+    group = validate.count("batch_size", batch_size) * validate.count("multiple", multiple)
     keep = make_divisible(rows, group)
     if keep == 0:
         raise ValueError(
@@ -74,7 +71,9 @@ def repeat(*data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) ->
         seed: which orders are drawn.
     """
     rows = _rows(data)
-    batch_size = _positive("batch_size", batch_size)
+    batch_size = validate.count("batch_size", batch_size)
+    seed = validate.count("seed", seed, least=0)
+    shuffle = validate.flag("shuffle", shuffle)
     if len(data) > 3:
         raise ValueError(
             f"Expected x, y and sample_weight at most. Received: {len(data)} structures. "
@@ -82,7 +81,7 @@ def repeat(*data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) ->
         )
     if rows == 0:
         raise ValueError("The arrays have 0 rows, so there is nothing to repeat. Pass at least one row.")
-    return _looped_class()(data, rows, batch_size, _integer("seed", seed) if shuffle else None)
+    return _looped_class()(data, rows, batch_size, seed if shuffle else None)
 
 
 def pad(x: Any, y: Any = None, *, batch_size: int, sample_weight: Any = None) -> tuple[Any, Any, Any]:
@@ -103,7 +102,7 @@ def pad(x: Any, y: Any = None, *, batch_size: int, sample_weight: Any = None) ->
     """
     given = [part for part in (x, y, sample_weight) if part is not None]
     rows = _rows(tuple(given))
-    missing = -rows % _positive("batch_size", batch_size)
+    missing = -rows % validate.count("batch_size", batch_size)
     weight = np.ones(rows, np.float32) if sample_weight is None else _map(_as_float, sample_weight)
 
     def fill(array: Any) -> np.ndarray[Any, Any]:
@@ -193,20 +192,3 @@ def _rows(data: tuple[Any, ...]) -> int:
         counts = ", ".join(f"{path} has {count}" for path, count in rows.items())
         raise ValueError(f"All arrays must have the same number of rows, but {counts}. Cut them to equal rows first.")
     return next(iter(rows.values()))
-
-
-def _integer(name: str, value: Any) -> int:
-    """A whole number (numpy's count too, True and False do not)."""
-    try:
-        if isinstance(value, bool | np.bool_):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be a whole number. Received: {name}={value!r}") from None
-
-
-def _positive(name: str, value: Any) -> int:
-    number = _integer(name, value)
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1. Received: {name}={number}")
-    return number

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from openipu._validate import positive
+from openipu import _validate as validate
 from openipu.engine.data.dataset_reader import DatasetReader
 from openipu.errors import OutOfRangeError
 from openipu.ipu_infeed_queue import DEFAULT_DEPTH, IPUInfeedQueue
@@ -41,10 +42,10 @@ def dataset_benchmark(
         "elements_per_second", "bandwidth" (GB/s)}, ...]}
     """
     del apply_debug_options
-    epochs, count = _checked(number_of_epochs, elements_per_epochs)
+    plan = _Plan(number_of_epochs, elements_per_epochs, print_stats, do_memcpy)
     elements = DatasetReader(dataset, DEFAULT_DEPTH)
     try:
-        return _measure(elements, epochs, count, print_stats, do_memcpy)
+        return _measure(elements, plan)
     finally:
         elements.stop()
 
@@ -60,28 +61,39 @@ def infeed_benchmark(
 
     The queue begins at its first element, and again when it is used after the benchmark.
     """
-    if not isinstance(infeed_queue, IPUInfeedQueue):
-        raise TypeError(f"`infeed_queue` is a {type(infeed_queue).__name__}. Give an `IPUInfeedQueue`.")
-    epochs, count = _checked(number_of_epochs, elements_per_epochs)
+    validate.instance("infeed_queue", infeed_queue, IPUInfeedQueue)
+    plan = _Plan(number_of_epochs, elements_per_epochs, print_stats, do_memcpy)
     try:
-        return _measure(infeed_queue._elements, epochs, count, print_stats, do_memcpy)
+        return _measure(infeed_queue._elements, plan)
     finally:
         infeed_queue._elements.stop()
 
 
-def _checked(number_of_epochs: Any, elements_per_epochs: Any) -> tuple[int, int]:
-    return positive("number_of_epochs", number_of_epochs), positive("elements_per_epochs", elements_per_epochs)
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The arguments of a benchmark, checked."""
+
+    number_of_epochs: int
+    elements_per_epochs: int
+    print_stats: bool
+    do_memcpy: bool
+
+    def __post_init__(self) -> None:
+        for name in ("number_of_epochs", "elements_per_epochs"):
+            validate.count(name, getattr(self, name))
+        for name in ("print_stats", "do_memcpy"):
+            validate.flag(name, getattr(self, name))
 
 
-def _measure(elements: DatasetReader, epochs: int, count: int, print_stats: bool, do_memcpy: bool) -> str:
+def _measure(elements: DatasetReader, plan: _Plan) -> str:
     elements.restart()
-    use: Callable[[Any], Any] = (lambda e: jax.tree.map(np.copy, e)) if do_memcpy else lambda e: e
+    use: Callable[[Any], Any] = (lambda e: jax.tree.map(np.copy, e)) if plan.do_memcpy else lambda e: e
     results = []
-    for number in range(1, epochs + 1):
-        results.append(_epoch(elements, count, use))
-        if print_stats:
+    for number in range(1, plan.number_of_epochs + 1):
+        results.append(_epoch(elements, int(plan.elements_per_epochs), use))
+        if plan.print_stats:
             stats = ", ".join(f"{name} {value:.6g}" for name, value in results[-1].items())
-            print(f"Epoch {number}/{epochs}: {stats}", flush=True)  # noqa: T201 - what `print_stats` asks for
+            print(f"Epoch {number}/{plan.number_of_epochs}: {stats}", flush=True)  # noqa: T201 - asked for
     return json.dumps({"epochs": results})
 
 

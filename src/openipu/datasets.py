@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from openipu import _stand_in
+from openipu import _validate as validate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,7 +106,10 @@ def cifar10(train: int | None = None, test: int | None = None) -> Dataset:
 
 
 def _load(spec: _Spec, train: int | None, test: int | None) -> Dataset:
-    wanted = _count("train", train, spec.sizes[0]), _count("test", test, spec.sizes[1])
+    wanted = (
+        validate.count("train", train, optional=True, most=spec.sizes[0]) or spec.sizes[0],
+        validate.count("test", test, optional=True, most=spec.sizes[1]) or spec.sizes[1],
+    )
     folder = os.environ.get("OPENIPU_DATA")
     if folder == "stand-in":
         return _draw(spec, wanted, "OPENIPU_DATA asks for it")
@@ -122,14 +126,6 @@ def _load(spec: _Spec, train: int | None, test: int | None) -> Dataset:
     # Keras reports a failed download as a bare Exception. The reason goes into the message of the stand-in.
     except Exception as error:
         return _draw(spec, wanted, str(error))
-
-
-def _count(name: str, asked: int | None, size: int) -> int:
-    if asked is None:
-        return size
-    if not 1 <= asked <= size:
-        raise ValueError(f"{name} must be between 1 and {size}. Received: {name}={asked}")
-    return asked
 
 
 def _read(spec: _Spec, file: Path) -> tuple[Array, ...]:

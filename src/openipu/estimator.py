@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openipu import _validate as validate
 from openipu._estimator import EstimatorBase
-from openipu._validate import positive
 from openipu.engine.estimator.hooks import (
     CheckpointSaverListener,
     SessionRunArgs,
@@ -67,9 +67,8 @@ class TrainSpec:
     saving_listeners: Sequence[CheckpointSaverListener] | None = None
 
     def __post_init__(self) -> None:
-        positive("max_steps", self.max_steps)
-        if not callable(self.input_fn):
-            raise TypeError(f"`input_fn` is a {type(self.input_fn).__name__}. Give a function that returns a dataset.")
+        validate.function("input_fn", self.input_fn)
+        validate.count("max_steps", self.max_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +83,10 @@ class EvalSpec:
     throttle_secs: float = 600
 
     def __post_init__(self) -> None:
-        positive("steps", self.steps, optional=True)
-        if not callable(self.input_fn):
-            raise TypeError(f"`input_fn` is a {type(self.input_fn).__name__}. Give a function that returns a dataset.")
+        validate.function("input_fn", self.input_fn)
+        validate.count("steps", self.steps, optional=True)
         for name in ("start_delay_secs", "throttle_secs"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"`{name}` is {getattr(self, name)}. Give 0 or more seconds.")
+            validate.number(name, getattr(self, name), least=0)
 
 
 class _Evaluator(CheckpointSaverListener):
@@ -122,9 +119,8 @@ def train_and_evaluate(estimator: EstimatorBase, train_spec: TrainSpec, eval_spe
 
     How often checkpoints are saved is said by the estimator's `RunConfig`; `throttle_secs` keeps evaluations apart.
     """
-    for name, value, kind in (("train_spec", train_spec, TrainSpec), ("eval_spec", eval_spec, EvalSpec)):
-        if not isinstance(value, kind):
-            raise TypeError(f"`{name}` is a {type(value).__name__}. Give a `{kind.__name__}`.")
+    validate.instance("train_spec", train_spec, TrainSpec)
+    validate.instance("eval_spec", eval_spec, EvalSpec)
     evaluator = _Evaluator(estimator, eval_spec)
     listeners = [*(train_spec.saving_listeners or ()), evaluator]
     estimator.train(train_spec.input_fn, train_spec.hooks, max_steps=train_spec.max_steps, saving_listeners=listeners)

@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+from openipu import _validate as validate
 from openipu.engine.devices.current_system import current_ordinal
 from openipu.engine.program.program_trace import current
-from openipu.engine.program.user_program import Operation, check_call, user_program
+from openipu.engine.program.user_program import Operation, user_program
 
 __all__ = ["compile"]
 
@@ -26,9 +27,8 @@ def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
     Returns:
         A tuple of its values; an operation when there are none.
     """
-    inputs = () if inputs is None else inputs
-    check_call(computation, inputs, None)
-    return run_here(_computation, (computation, *inputs))
+    validate.function("computation", computation)
+    return run_here(_computation, (computation, *validate.sequence("inputs", inputs, optional=True)))
 
 
 def run_here(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from openipu import _validate as validate
 from openipu._estimator import EstimatorBase, WarmStartSettings, check_model_fn, declared_by
-from openipu._validate import positive
 from openipu.engine.core.update_rules import round_up
 from openipu.engine.estimator.model_trace import MODEL_FN_ARGUMENTS, arguments
 from openipu.engine.estimator.runner import EstimatorRunner
@@ -73,18 +73,18 @@ class IPUEstimator(EstimatorBase):
 
     # --- checks
 
-    def _local(self, name: str, size: Any) -> int | None:
+    def _local(self, name: str, given: Any) -> int | None:
         """One replica's share of a global batch."""
         replicas = self.config.ipu_run_config.num_replicas
+        size = validate.count(name, given, optional=True)
         if size is None:
             return None
-        size = positive(name, size)
         if size % replicas:
             raise ValueError(
                 f"`{name}` ({size}) must be divisible by the number of workers times replicas (1 * {replicas}). Give "
                 f"{round_up(size, replicas)}, for example."
             )
-        return int(size) // replicas
+        return size // replicas
 
     def _params_of(self, kind: str, input_fn: Callable[..., Any]) -> dict[str, Any]:
         """The params of a run, with the batch size if the estimator was told one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from openipu._validate import name_once
+from openipu import _validate as validate
 from openipu.engine.data.dataset_reader import DatasetReader
 from openipu.engine.devices.current_system import feed_ordinal
 from openipu.engine.program.infeed import InfeedSource
@@ -47,9 +47,9 @@ class IPUInfeedQueue:
         if kwargs:
             raise TypeError(f"Unknown arguments {sorted(kwargs)} of an infeed queue. Leave them out.")
         self.device_ordinal = feed_ordinal(device_ordinal)
-        self.prefetch_depth = checked_depth(prefetch_depth)
-        if optimise_latency:
-            name_once({"optimise_latency of infeed queues": "elements are never held back"})
+        self.prefetch_depth = prefetch_option(prefetch_depth)
+        if validate.flag("optimise_latency", optimise_latency):
+            validate.no_effect({"optimise_latency of infeed queues": "elements are never held back"})
         self._elements = DatasetReader(dataset, self.prefetch_depth)
         self._source = InfeedSource(self._elements, self.prefetch_depth)
         self._dequeued = self._deleted = False
@@ -153,13 +153,9 @@ class IPUOwnedIterator(IPUIterator):
     """An `IPUIterator` that stops reading when nothing refers to it any more, as all of them do here."""
 
 
-def checked_depth(value: Any) -> int:
+def prefetch_option(value: Any) -> int:
     """The number of elements to keep ready."""
-    if value is None:
-        return DEFAULT_DEPTH
-    if type(value) is not int or not 1 <= value <= 255:
-        raise ValueError(f"`prefetch_depth` is {value!r}. Give a whole number from 1 to 255, or None for 3.")
-    return value
+    return validate.count("prefetch_depth", value, optional=True, most=255) or DEFAULT_DEPTH
 
 
 def check_use(ordinal: int, kind: str) -> ProgramTrace:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from openipu._validate import name_once
+from openipu import _validate as validate
 from openipu.engine.devices.current_system import feed_ordinal
 from openipu.engine.host_io.outfeed_buffer import HostBuffer, IPUOutfeedMode
 from openipu.engine.program.user_program import Operation
@@ -49,13 +49,11 @@ class IPUOutfeedQueue:
         optimise_latency: bool = False,
     ) -> None:
         mode = IPUOutfeedMode.ALL if outfeed_mode is None else outfeed_mode
-        if not isinstance(mode, IPUOutfeedMode):
-            raise ValueError(f"`outfeed_mode` is {outfeed_mode!r}. Give `IPUOutfeedMode.ALL` or `IPUOutfeedMode.LAST`.")
-        self.outfeed_mode = mode
+        self.outfeed_mode = validate.member("outfeed_mode", mode, IPUOutfeedMode, by_name=False)
         self.device_ordinal = feed_ordinal(device_ordinal)
-        if optimise_latency:
-            name_once({"optimise_latency of outfeed queues": "elements reach the host within a twentieth of a second"})
-        self._buffer = HostBuffer(checked_buffer_depth(buffer_depth), only_last=mode is IPUOutfeedMode.LAST)
+        if validate.flag("optimise_latency", optimise_latency):
+            validate.no_effect({"optimise_latency of outfeed queues": "elements reach the host within 0.05 seconds"})
+        self._buffer = HostBuffer(validate.count("buffer_depth", buffer_depth), only_last=mode is IPUOutfeedMode.LAST)
         self._spec: Any = None
         self._replicas = 1
         self._maker = threading.get_ident()
@@ -121,7 +119,7 @@ class IPUOutfeedQueue:
             if threading.get_ident() != self._maker:
                 return []
             raise ValueError("Nothing was enqueued yet. Run a program that calls `enqueue` first.")
-        if wait_for_completion:
+        if validate.flag("wait_for_completion", wait_for_completion):
             self._buffer.wait_for_programs()
         if self.outfeed_mode is IPUOutfeedMode.ALL:
             return self._all(self._buffer.take())
@@ -175,10 +173,3 @@ class ScopedIPUOutfeedQueue(IPUOutfeedQueue):
 
     def __init__(self, outfeed_mode: IPUOutfeedMode | None = None, device_ordinal: int | None = None) -> None:
         super().__init__(outfeed_mode, device_ordinal)
-
-
-def checked_buffer_depth(value: Any) -> int:
-    """The number of elements that may wait."""
-    if type(value) is not int or value < 1:
-        raise ValueError(f"`buffer_depth` is {value!r}. Give the number of elements that may wait, 1 or more.")
-    return value

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openipu._validate import name_once, positive
+from openipu import _validate as validate
 from openipu.config import IPUConfig
 from openipu.settings.frozen import freeze
 
 __all__ = ["IPURunConfig", "RunConfig"]
 
 _DEFAULT = object()
-_WITHOUT_EFFECT = {
+_NO_EFFECT = {
     "master": "there are no sessions",
     "session_config": "there are no sessions",
     "session_creation_timeout_secs": "there are no sessions",
@@ -54,15 +54,16 @@ class IPURunConfig:
 
     def __post_init__(self) -> None:
         for name in ("iterations_per_loop", "num_replicas", "num_shards"):
-            positive(name, getattr(self, name))
-        positive("ordinal", self.ordinal, least=0)
-        if self.prefetch_depth is not None:
-            positive("prefetch_depth", self.prefetch_depth)
-            name_once({"IPURunConfig.prefetch_depth": "the next execution's batches are built while one runs"})
+            validate.count(name, getattr(self, name))
+        validate.count("ordinal", self.ordinal, least=0)
+        for name in ("compile_summary", "autosharding"):
+            validate.flag(name, getattr(self, name))
+        if validate.count("prefetch_depth", self.prefetch_depth, optional=True) is not None:
+            validate.no_effect({"IPURunConfig.prefetch_depth": "the next execution's batches are built while one runs"})
         if self.autosharding and self.num_shards == 1:
-            name_once({"IPURunConfig.autosharding": "`num_shards` is 1, so there are no devices to split a model over"})
-        if self.ipu_options is not None and not isinstance(self.ipu_options, IPUConfig):
-            raise TypeError(f"`ipu_options` is a {type(self.ipu_options).__name__}. Give an `IPUConfig`.")
+            reason = "`num_shards` is 1, so there are no devices to split a model over"
+            validate.no_effect({"IPURunConfig.autosharding": reason})
+        validate.instance("ipu_options", self.ipu_options, IPUConfig, optional=True)
         self._check_devices()
 
     def _check_devices(self) -> None:
@@ -124,34 +125,33 @@ class RunConfig:
         eval_distribute: Any = None,
         **others: Any,
     ) -> None:
-        if ipu_run_config is not None and not isinstance(ipu_run_config, IPURunConfig):
-            raise TypeError(f"`ipu_run_config` is a {type(ipu_run_config).__name__}. Give an `IPURunConfig`.")
+        validate.instance("ipu_run_config", ipu_run_config, IPURunConfig, optional=True)
         for name in others:
-            if name not in _WITHOUT_EFFECT:
+            if name not in _NO_EFFECT:
                 raise TypeError(f"`RunConfig` has no argument {name!r}.")
         given = {"master": master, **others}
-        name_once({f"RunConfig.{name}": _WITHOUT_EFFECT[name] for name, value in given.items() if value is not None})
+        validate.no_effect({f"RunConfig.{name}": _NO_EFFECT[name] for name, v in given.items() if v is not None})
         if save_checkpoints_steps not in (_DEFAULT, None) and save_checkpoints_secs not in (_DEFAULT, None):
             raise ValueError(
                 f"`save_checkpoints_steps` is {save_checkpoints_steps} and `save_checkpoints_secs` is "
                 f"{save_checkpoints_secs}. Give one of them."
             )
         self.ipu_run_config = ipu_run_config or IPURunConfig()
-        self.model_dir = None if model_dir is None else str(model_dir)
-        self.tf_random_seed = positive("tf_random_seed", tf_random_seed, optional=True, least=0)
-        self.save_summary_steps = positive("save_summary_steps", save_summary_steps, optional=True)
-        self.save_checkpoints_steps = positive(
-            "save_checkpoints_steps",
-            None if save_checkpoints_steps is _DEFAULT else save_checkpoints_steps,
-            optional=True,
+        folder = validate.path("model_dir", model_dir, optional=True)
+        self.model_dir = None if folder is None else str(folder)
+        self.tf_random_seed = validate.count("tf_random_seed", tf_random_seed, optional=True, least=0)
+        self.save_summary_steps = validate.count("save_summary_steps", save_summary_steps, optional=True)
+        steps = None if save_checkpoints_steps is _DEFAULT else save_checkpoints_steps
+        self.save_checkpoints_steps = validate.count("save_checkpoints_steps", steps, optional=True)
+        if save_checkpoints_secs is _DEFAULT:
+            save_checkpoints_secs = 600 if save_checkpoints_steps is _DEFAULT else None
+        self.save_checkpoints_secs = validate.number(
+            "save_checkpoints_secs", save_checkpoints_secs, optional=True, above=0
         )
-        default = 600.0 if save_checkpoints_steps is _DEFAULT else None
-        self.save_checkpoints_secs = default if save_checkpoints_secs is _DEFAULT else save_checkpoints_secs
-        if self.save_checkpoints_secs is not None and not self.save_checkpoints_secs > 0:
-            raise ValueError(f"`save_checkpoints_secs` is {self.save_checkpoints_secs!r}. Give a number above 0.")
-        kept = positive("keep_checkpoint_max", keep_checkpoint_max, optional=True, least=0)
-        self.keep_checkpoint_max = kept or None
-        self.log_step_count_steps = positive("log_step_count_steps", log_step_count_steps, optional=True)
+        self.keep_checkpoint_max = (
+            validate.count("keep_checkpoint_max", keep_checkpoint_max, optional=True, least=0) or None
+        )
+        self.log_step_count_steps = validate.count("log_step_count_steps", log_step_count_steps, optional=True)
         self.train_distribute, self.eval_distribute = train_distribute, eval_distribute
         self._check_distribution()
 

@@ -6,12 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from openipu import _validate as validate
 from openipu.engine.devices import systems
 from openipu.engine.devices.current_system import on, open_strategies, ordinal_of
 from openipu.engine.fit.session import Session
 from openipu.engine.keras_compat.model_classes import extend_new_models
 from openipu.engine.program.program_trace import current
-from openipu.engine.program.user_program import check_call, user_program
+from openipu.engine.program.user_program import user_program
 from openipu.keras.extensions import extended
 
 __all__ = ["IPUStrategy", "IPUStrategyV1", "get_strategy", "has_strategy"]
@@ -42,8 +43,8 @@ class IPUStrategyV1:
     ) -> None:
         self._ordinal = ordinal_of(ipu_device)
         ordinal_of(cpu_device, "CPU")
-        self._enable_dataset_iterators = bool(enable_dataset_iterators)
-        self._enable_keras_extensions = bool(enable_keras_extensions)
+        validate.flag("enable_dataset_iterators", enable_dataset_iterators)
+        self._enable_keras_extensions = validate.flag("enable_keras_extensions", enable_keras_extensions)
 
     @property
     def system(self) -> systems.System:
@@ -87,9 +88,10 @@ class IPUStrategyV1:
         """
         if options is not None:
             raise ValueError("`options` of `run` are not known here. Leave them out.")
-        check_call(fn, args, kwargs)
+        validate.function("fn", fn)
+        args, kwargs = validate.sequence("args", args), validate.mapping("kwargs", kwargs, optional=True)
         if current() is not None:
-            return fn(*args, **(kwargs or {}))
+            return fn(*args, **kwargs)
         with on(self._ordinal):
             return user_program(fn, self._ordinal)(args, kwargs)
 

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from openipu._validate import name_once
+from openipu import _validate as validate
 from openipu.engine.program.program_trace import current
 from openipu.engine.program.user_program import Operation
 from openipu.ipu_compiler import run_here
@@ -19,7 +19,6 @@ from openipu.ipu_infeed_queue import IPUInfeedQueue
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
 
 __all__ = ["cond", "repeat", "while_loop"]
 
@@ -47,15 +46,15 @@ def repeat(
     Returns:
         The single value, a list of several, or an operation where there are none.
     """
-    if not use_while_v1:
-        name_once({"use_while_v1=False": "there is one kind of loop"})
+    if not validate.flag("use_while_v1", use_while_v1):
+        validate.no_effect({"use_while_v1=False": "there is one kind of loop"})
     trace = current()
     if trace is None:
         return run_here(repeat, (n, body, inputs, infeed_queue))
-    _check_infeed(infeed_queue)
+    validate.instance("infeed_queue", infeed_queue, IPUInfeedQueue, optional=True)
     carry = _carried(inputs)
     _check_call(body, "body", carry, infeed_queue)
-    return _result(trace.repeat(_count(n), _turn(body, carry, infeed_queue), carry))
+    return _result(trace.repeat(_count("n", n), _turn(body, carry, infeed_queue), carry))
 
 
 def while_loop(
@@ -71,16 +70,16 @@ def while_loop(
     The other arguments and the result are those of `repeat`. Elements of an infeed queue are fetched while the program
     runs, because nobody knows beforehand how many it takes.
     """
-    if not use_while_v1:
-        name_once({"use_while_v1=False": "there is one kind of loop"})
+    if not validate.flag("use_while_v1", use_while_v1):
+        validate.no_effect({"use_while_v1=False": "there is one kind of loop"})
     trace = current()
     if trace is None:
         return run_here(while_loop, (condition, body, inputs, infeed_queue, maximum_iterations))
-    _check_infeed(infeed_queue)
+    validate.instance("infeed_queue", infeed_queue, IPUInfeedQueue, optional=True)
     carry = _carried(inputs)
     _check_call(body, "body", carry, infeed_queue)
     _check_call(condition, "condition", carry, None)
-    most = None if maximum_iterations is None else _count(maximum_iterations)
+    most = None if maximum_iterations is None else _count("maximum_iterations", maximum_iterations)
     turn = _turn(body, carry, infeed_queue)
     return _result(trace.while_loop(lambda values: condition(*values), turn, carry, most))
 
@@ -124,19 +123,12 @@ def cond(
     return _result(result)
 
 
-def _count(n: Any) -> Any:
-    if isinstance(n, int | np.integer) and not isinstance(n, bool):
-        if n < 0:
-            raise ValueError(f"A loop was asked to run {n} times. Give 0 or more.")
-        return int(n)
-    if not hasattr(n, "dtype") or n.ndim or not jnp.issubdtype(n.dtype, jnp.integer):
-        raise TypeError(f"A loop's number of turns is {n!r}. Give a whole number.")
-    return jnp.asarray(n, jnp.int32)
-
-
-def _check_infeed(infeed_queue: Any) -> None:
-    if infeed_queue is not None and not isinstance(infeed_queue, IPUInfeedQueue):
-        raise TypeError(f"`infeed_queue` is a {type(infeed_queue).__name__}. Give an `IPUInfeedQueue`.")
+def _count(name: str, n: Any) -> Any:
+    if hasattr(n, "__index__") and not isinstance(n, jax.Array):
+        return validate.count(name, n, least=0)
+    if not isinstance(n, jax.Array) or n.ndim or not jnp.issubdtype(n.dtype, jnp.integer):
+        raise TypeError(f"`{name}` is {n!r}. Give a whole number, or one that the program computes.")
+    return n.astype(jnp.int32)
 
 
 def _carried(inputs: Any) -> list[Any]:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from openipu._validate import name_once
+from openipu import _validate as validate
 from openipu.engine.devices.current_system import on, ordinal_of
 from openipu.engine.program.program_trace import current
 
@@ -33,14 +33,18 @@ def ipu_scope(device: str) -> Iterator[None]:
 @contextlib.contextmanager
 def ipu_jit_scope(ipu_scope: int) -> Iterator[None]:
     """Accepted for scripts that give it: what is compiled together is the function given to `compile`."""
-    name_once({"ipu_jit_scope": f"what is compiled together is the function given to `compile`, not scope {ipu_scope}"})
+    validate.no_effect(
+        {"ipu_jit_scope": f"what is compiled together is the function given to `compile`, not scope {ipu_scope}"}
+    )
     yield
 
 
 @contextlib.contextmanager
 def ipu_shard(index: int | Iterable[int]) -> Iterator[None]:
     """Accepted for scripts that give it: an operation is not placed on one device of a replica by hand."""
-    name_once({"ipu_shard": f"operations are not placed on device {index} by hand; split models with PipelineStage"})
+    validate.no_effect(
+        {"ipu_shard": f"operations are not placed on device {index} by hand; split models with PipelineStage"}
+    )
     yield
 
 
@@ -48,15 +52,15 @@ def ipu_shard(index: int | Iterable[int]) -> Iterator[None]:
 def frontend_attribute(attribute_name: str, attribute_value: str, restore_to: str | None = None) -> Iterator[None]:
     """Accepted for scripts that give it: attributes speak to the original compiler."""
     del restore_to
-    name_once({f"frontend_attribute {attribute_name}={attribute_value}": "it speaks to the original compiler"})
+    validate.no_effect({f"frontend_attribute {attribute_name}={attribute_value}": "it speaks to the original compiler"})
     yield
 
 
 @contextlib.contextmanager
 def stochastic_rounding(override: bool) -> Iterator[None]:
     """Accepted for scripts that give it: XLA devices round to the nearest number."""
-    if override:
-        name_once({"stochastic_rounding(True)": "XLA devices round to the nearest number"})
+    if validate.flag("override", override):
+        validate.no_effect({"stochastic_rounding(True)": "XLA devices round to the nearest number"})
     yield
 
 
@@ -65,7 +69,7 @@ def partials_type(override_type: Any) -> Iterator[None]:
     """Accepted for scripts that give it: XLA chooses what partial sums are kept in."""
     if np.dtype(override_type) not in (np.dtype(np.float16), np.dtype(np.float32)):
         raise ValueError(f"Partial sums cannot be kept in {np.dtype(override_type)}. Give float16 or float32.")
-    name_once({f"partials_type({np.dtype(override_type)})": "XLA chooses what partial sums are kept in"})
+    validate.no_effect({f"partials_type({np.dtype(override_type)})": "XLA chooses what partial sums are kept in"})
     yield
 
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from openipu._validate import name_once
+from openipu import _validate as validate
 from openipu.config import (
     DeviceConnectionType,
     ExecutionProfileType,
@@ -75,10 +75,9 @@ def reset_ipu_seed(
 
     del cpu_device
     ordinal_of(device)
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ValueError(f"`seed` is {seed!r}. Give a whole number.")
-    if experimental_identical_replicas:
-        name_once({"experimental_identical_replicas": "random numbers belong to samples, not to replicas"})
+    seed = validate.count("seed", seed, least=None)
+    if validate.flag("experimental_identical_replicas", experimental_identical_replicas):
+        validate.no_effect({"experimental_identical_replicas": "random numbers belong to samples, not to replicas"})
     keras.utils.set_random_seed(seed % 2**32)
 
 
@@ -121,7 +120,9 @@ def create_ipu_config(**options: Any) -> IPUConfig:
         if name in _OLD and value is not None:
             _set(config, _OLD[name], not value if name == "disable_graph_outlining" else value)
     vain = [name for name in _REPORTS if options.get(name)]
-    name_once({f"create_ipu_config({name}=)": "it belongs to the original's compiler and its reports" for name in vain})
+    validate.no_effect(
+        {f"create_ipu_config({name}=)": "it belongs to the original's compiler and its reports" for name in vain}
+    )
     return config
 
 

@@ -425,7 +425,7 @@ def test_what_cannot_go_on_says_why(tmp_path):
     two = [ipu.callbacks.Checkpoint(tmp_path), ipu.callbacks.Checkpoint(tmp_path)]
     with pytest.raises(ValueError, match="Two `Checkpoint` callbacks"):
         network().fit(X, Y, verbose=0, callbacks=two)
-    with pytest.raises(ValueError, match="`dir` is a int"):
+    with pytest.raises(ValueError, match="`dir` is an int"):
         ipu.callbacks.Checkpoint(3)
     with pytest.raises(ValueError, match="`every_n_executions` is 0"):
         ipu.callbacks.Checkpoint(tmp_path, every_n_executions=0)

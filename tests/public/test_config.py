@@ -450,14 +450,14 @@ def test_what_has_no_effect_is_named_once(caplog: pytest.LogCaptureFixture) -> N
     for _ in range(2):
         config.configure_ipu_system()
         reset_ipu_configuration()
-    (record,) = [record for record in caplog.records if "Without effect" in record.message]
+    (record,) = [record for record in caplog.records if "No effect" in record.message]
     assert (record.name, record.levelno) == ("openipu", logging.WARNING)
     for name in ("ipu_model.tiles_per_ipu (", "convolutions.poplar_options (", "target.deterministic ("):
         assert name in record.message
     assert "clear_pass_type" not in record.message
     config.matmuls.clear_pass_type = True
     config.configure_ipu_system()
-    assert caplog.records[-1].message.startswith("Without effect here: matmuls.clear_pass_type (")
+    assert caplog.records[-1].message.startswith("No effect here: matmuls.clear_pass_type (")
     assert "tiles_per_ipu" not in caplog.records[-1].message
 
 
@@ -500,7 +500,7 @@ def test_reset_and_query() -> None:
 
 def test_bad_arguments() -> None:
     for thing in (None, {}, "config", IPUConfig, IPUConfig().optimizations):
-        with pytest.raises(TypeError, match="takes an IPUConfig"):
+        with pytest.raises(TypeError, match=r"`config` is .* Give an `IPUConfig`"):
             configure_ipu_system(thing)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="device is 0"):
         IPUConfig().configure_ipu_system(0)  # type: ignore[arg-type]

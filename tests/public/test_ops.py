@@ -195,7 +195,7 @@ def test_bad_shapes_and_operators(on_all):
         all_to_all_op.all_to_all(ROWS[0], 0, "x", 1)
     with pytest.raises(ValueError, match=r"scattered over vectors, but a tensor has shape \(4, 6\)"):
         reduce_scatter_op.reduce_scatter(ROWS[0], 1)
-    with pytest.raises(ValueError, match=r"'ADD', which is no collective operator\. Give one of COLLECTIVE_OP_ADD, "):
+    with pytest.raises(ValueError, match=r"`op` is 'ADD'\. Give one of 'COLLECTIVE_OP_ADD', "):
         reduce_scatter_op.reduce_scatter(VECTORS[0], 1, "ADD")
     with pytest.raises(ValueError, match="takes booleans, but the values are float32"):
         reduce_scatter_op.reduce_scatter(VECTORS[0], 1, "COLLECTIVE_OP_LOGICAL_OR")
@@ -281,5 +281,5 @@ def test_bad_shards():
         within_replica_ops.reduce_scatter([np.ones((2, 2))], "COLLECTIVE_OP_ADD")
     with pytest.raises(ValueError, match="Give a list with one tensor per shard"):
         within_replica_ops.all_gather([])
-    with pytest.raises(ValueError, match="`axis` is 1, but the shards have 1 dimensions"):
+    with pytest.raises(ValueError, match="`axis` is 1, but the tensor has 1 dimensions"):
         within_replica_ops.all_gather([vector], axis=1)

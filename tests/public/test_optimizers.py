@@ -427,7 +427,7 @@ def test_bad_counts(count):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"reduction_method": "median"}, "'median' is not a way to reduce accumulated gradients"),
+        ({"reduction_method": "median"}, "`reduction_method` is 'median'. Give one of SUM, MEAN, RUNNING_MEAN"),
         ({"dtype": "int32"}, "`dtype` is 'int32', but gradients are added up in a floating dtype"),
         ({"dtype": "nonsense"}, "nonsense"),
         ({"replicated_optimizer_state_sharding": 2}, "`replicated_optimizer_state_sharding` is 2"),
@@ -446,7 +446,7 @@ def test_bad_optimizers_and_functions():
         CrossReplicaOptimizer(None)
     with pytest.raises(ValueError, match="optimizer"):
         CrossReplicaOptimizer(3)
-    with pytest.raises(ValueError, match="`gradient_mapping_function` is 3"):
+    with pytest.raises(ValueError, match=r"`gradient_mapping_function` is an int. Give a function"):
         MapGradientOptimizer("sgd", 3)
     wrong = MapGradientOptimizer("sgd", lambda gradient, _: gradient.sum())
     with pytest.raises(ValueError, match=r"gave shape \(\) for a gradient of shape \(2,\)"):

@@ -21,6 +21,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from openipu import _validate as validate
+
 import jax
 import numpy as np
 
@@ -60,15 +62,12 @@ class Checkpoints:
         every_seconds: float | None = None,
         max_share: float = 1.0,
     ) -> None:
-        for name, value in (("keep", keep), ("every_steps", every_steps), ("every_seconds", every_seconds)):
-            if value is not None and not value > 0:
-                raise ValueError(f"`{name}` is {value!r}. Give a number above 0, or None.")
-        if not 0 < max_share <= 1:
-            raise ValueError(f"`max_share` is {max_share!r}. Give the share of time for writing: above 0, at most 1.")
-        self.folder = Path(folder).absolute()
-        self._keep, self._every_steps, self._every_seconds = keep, every_steps, every_seconds
+        self.folder = validate.path("folder", folder).absolute()
+        self._keep = validate.count("keep", keep, optional=True)
+        self._every_steps = validate.count("every_steps", every_steps, optional=True)
+        self._every_seconds = validate.number("every_seconds", every_seconds, optional=True, above=0)
         self._last_step, self._last_time = 0, time.monotonic()
-        self._max_share, self._seconds = max_share, 0.0
+        self._max_share, self._seconds = validate.number("max_share", max_share, above=0, most=1), 0.0
         self._thread: ThreadPoolExecutor | None = None
         self._saving: list[Future[None]] = []
 
@@ -89,8 +88,7 @@ class Checkpoints:
 
         A save that fails is reported in the log; older checkpoints stay, and training goes on.
         """
-        if type(step) is not int or step < 0:
-            raise ValueError(f"`step` is {step!r}, but it counts steps: give a whole number of 0 or more.")
+        step = validate.count("step", step, least=0)
         named = _named(tree)
         arrays, values = _copies({k: v for k, v in named.items() if _is_array(v)}), {}
         for name, value in named.items():

@@ -8,10 +8,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
-from openipu._validate import name_once
+from openipu import _validate as validate
 from openipu.engine.core.accumulation import Accumulation, Reduction, check_divided, dtype_option
 from openipu.engine.core.model_state import variables_of
 from openipu.engine.core.options import MetricReduction, Options
@@ -19,15 +18,14 @@ from openipu.engine.core.updates import Updates
 from openipu.engine.fit import fit as run
 from openipu.engine.fit.session import Session
 from openipu.engine.keras_compat.model_classes import pickled, subclass_as
-from openipu.ipu_infeed_queue import checked_depth
-from openipu.ipu_outfeed_queue import checked_buffer_depth
+from openipu.ipu_infeed_queue import prefetch_option
 
 import keras
 
-from .arguments import steps, yes_or_no
 from .pipelining import PipeliningExtension, saved_stages
 
 OPTIONS_FILE = "openipu.json"
+_SHARDING, _OFFLOADING = "replicated_optimizer_state_sharding", "offload_weight_update_variables"
 
 
 class ModelExtension(PipeliningExtension):
@@ -98,23 +96,28 @@ class ModelExtension(PipeliningExtension):
                     f"`{key}` is set by the model itself. Use `gradient_accumulation_steps_per_replica` and "
                     "`gradient_accumulation_reduction_method`, and give the optimizer to `compile`."
                 )
-        known = ("dtype", "replicated_optimizer_state_sharding", "offload_weight_update_variables", "name")
+        known = ("dtype", _SHARDING, _OFFLOADING, "name")
         unknown = sorted(set(extra) - set(known))
         if unknown:
             raise ValueError(f"Unknown options {unknown}. Those known are {', '.join(known)}.")
         old = self._ipu_session.options
-        count = steps(gradient_accumulation_steps_per_replica, old.unpipelined.steps)
-        method = Reduction.parse(gradient_accumulation_reduction_method)
-        shard = yes_or_no(extra, "replicated_optimizer_state_sharding", False)
-        offload = yes_or_no(extra, "offload_weight_update_variables", None)
-        check_divided(shard, offload)
-        self._set_ipu_options(
-            unpipelined=Updates(Accumulation(count, method, dtype_option(extra.get("dtype"))), shard, offload)
+        count = validate.count(
+            "gradient_accumulation_steps_per_replica", gradient_accumulation_steps_per_replica, optional=True
         )
+        method = validate.member(
+            "gradient_accumulation_reduction_method", gradient_accumulation_reduction_method, Reduction
+        )
+        shard = validate.flag(_SHARDING, extra.get(_SHARDING, False))
+        offload = validate.flag(_OFFLOADING, extra.get(_OFFLOADING), optional=True)
+        check_divided(shard, offload)
+        accumulation = Accumulation(count or old.unpipelined.steps, method, dtype_option(extra.get("dtype")))
+        self._set_ipu_options(unpipelined=Updates(accumulation, shard, offload))
 
     def set_replication_options(self, replicated_metric_reduction_method: MetricReduction | str = "NONE") -> None:
         """Say what is reported of metrics over replicas: their true value (NONE), or a LIST, SUM or MEAN of values."""
-        method = MetricReduction.parse(replicated_metric_reduction_method)
+        method = validate.member(
+            "replicated_metric_reduction_method", replicated_metric_reduction_method, MetricReduction
+        )
         self._set_ipu_options(metric_reduction=method)
 
     def set_asynchronous_callbacks(self, asynchronous: bool = False) -> None:
@@ -124,21 +127,25 @@ class ModelExtension(PipeliningExtension):
         called `fit`; the program does not wait for it as long as no more than `buffer_depth` steps are behind. The
         weights are there between executions: a callback that uses `self.model` waits for the end of the execution.
         """
-        self._set_ipu_options(live_callbacks=_flag("asynchronous", asynchronous))
+        self._set_ipu_options(live_callbacks=validate.flag("asynchronous", asynchronous))
 
     def set_infeed_queue_options(self, **kwargs: Any) -> None:
         """Set how data is read ahead: `prefetch_depth`, the number of batches (over all replicas) kept ready.
 
         At least the batches of one execution are always ready. `optimise_latency` is accepted and changes nothing.
         """
-        self._set_ipu_options(prefetch_depth=_feed_option(kwargs, "prefetch_depth", _INFEED_OWN, checked_depth))
+        _check_feed_options(kwargs, "prefetch_depth", _INFEED_OWN)
+        depth = prefetch_option(kwargs["prefetch_depth"]) if "prefetch_depth" in kwargs else None
+        self._set_ipu_options(prefetch_depth=depth)
 
     def set_outfeed_queue_options(self, **kwargs: Any) -> None:
         """Set how results leave the program: `buffer_depth`, the number of steps whose logs may wait for callbacks.
 
         It matters with asynchronous callbacks. `optimise_latency` is accepted and changes nothing.
         """
-        self._set_ipu_options(buffer_depth=_feed_option(kwargs, "buffer_depth", _OUTFEED_OWN, checked_buffer_depth))
+        _check_feed_options(kwargs, "buffer_depth", _OUTFEED_OWN)
+        depth = validate.count("buffer_depth", kwargs["buffer_depth"]) if "buffer_depth" in kwargs else None
+        self._set_ipu_options(buffer_depth=depth)
 
     def save_assets(self, dir_path: str) -> None:
         """Write the options beside the weights. Plain Keras reads the rest of the file and leaves this alone."""
@@ -158,23 +165,16 @@ _INFEED_OWN = ("dataset", "infeed_spec", "element_spec", "_internal_id", "device
 _OUTFEED_OWN = ("outfeed_mode", "device_ordinal")
 
 
-def _feed_option(options: dict[str, Any], name: str, own: tuple[str, ...], check: Callable[[Any], int]) -> int | None:
-    """The one option of a feed that a user may set, checked; those that the model sets itself are refused."""
+def _check_feed_options(options: dict[str, Any], name: str, own: tuple[str, ...]) -> None:
+    """Refuse options of a feed that the model sets itself, and unknown ones."""
     for key in own:
         if key in options:
             raise ValueError(f"`{key}` of its feeds is set by the model itself. Give `{name}` only.")
     unknown = sorted(set(options) - {name, "optimise_latency"})
     if unknown:
         raise ValueError(f"Unknown options {unknown} of a feed. Give `{name}`.")
-    if _flag("optimise_latency", options.get("optimise_latency", False)):
-        name_once({"optimise_latency of a model's feeds": "batches and logs are never held back"})
-    return check(options[name]) if name in options else None
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"`{name}` is {value!r}, but it switches something on or off: give True or False.")
-    return value
+    if validate.flag("optimise_latency", options.get("optimise_latency", False)):
+        validate.no_effect({"optimise_latency of a model's feeds": "batches and logs are never held back"})
 
 
 @functools.cache

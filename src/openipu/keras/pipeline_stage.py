@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from types import TracebackType
 
+from openipu import _validate as validate
 from openipu.engine.devices.current_system import open_strategies
 from openipu.engine.pipeline.partition.stage_marks import current_stage, in_own_call, marking
 
@@ -32,20 +33,18 @@ class PipelineStage:
         self._open: contextlib.AbstractContextManager[None] | None = None
 
     def __enter__(self) -> PipelineStage:
-        if isinstance(self._stage, bool) or not isinstance(self._stage, int) or self._stage < 0:
-            raise ValueError(f"{self._stage!r} is not the number of a stage. Stages count from 0: 0, 1, 2, ...")
+        stage = validate.count("stage", self._stage, least=0)
         if not (open_strategies() or in_own_call()):
             raise RuntimeError(
-                f"PipelineStage({self._stage}) is used outside of an IPUStrategy. Put it inside of "
-                "`with strategy.scope():`."
+                f"PipelineStage({stage}) is used outside of an IPUStrategy. Put it inside of `with strategy.scope():`."
             )
         outer = current_stage()
         if outer is not None:
             raise RuntimeError(
-                f"PipelineStage({self._stage}) is inside PipelineStage({outer}), but pipeline stages must not be "
+                f"PipelineStage({stage}) is inside PipelineStage({outer}), but pipeline stages must not be "
                 "nested. Close the outer one first."
             )
-        self._open = marking(self._stage)
+        self._open = marking(stage)
         self._open.__enter__()
         return self
 

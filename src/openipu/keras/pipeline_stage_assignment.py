@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from openipu import _validate as validate
 from openipu.engine.pipeline.partition.graph import Graph, Node
 from openipu.engine.pipeline.partition.recorded_calls import has_graph
 
@@ -41,7 +42,7 @@ class _Layer:
 
     @pipeline_stage.setter
     def pipeline_stage(self, stage: int | None) -> None:
-        self._stage = None if stage is None else checked_stage(stage, self._layer.name)
+        self._stage = validate.count("pipeline_stage", stage, optional=True, least=0)
 
     def __str__(self) -> str:
         return f"Layer: {self._layer.name} is assigned to pipeline stage: {self._stage}"
@@ -159,13 +160,6 @@ class SequentialNestedModelPipelineStageAssignment(_Nested):
 Assignment = _Layer | _Nested
 
 
-def checked_stage(stage: Any, name: str) -> int:
-    """`stage` itself if it is the number of one."""
-    if isinstance(stage, bool) or not isinstance(stage, int) or stage < 0:
-        raise ValueError(f"Layer {name!r} is given the stage {stage!r}. Stages count from 0: give 0, 1, 2, ...")
-    return stage
-
-
 # --- layer calls -> objects ------------------------------------------------------------------------------------------
 
 
@@ -221,15 +215,15 @@ def _collect(model: Any, expected: list[Any], given: Any) -> Iterator[int]:
             f"The length of the `pipeline_stage_assignment` is {len(given)}, which does not match the {len(expected)} "
             f"layer calls of model {model.name!r}: {', '.join(_name(one) for one in expected)}. Give one for each."
         )
-    for wanted, one in zip(expected, given, strict=True):
-        yield from _collect_one(model, wanted, one)
+    for position, (wanted, one) in enumerate(zip(expected, given, strict=True)):
+        if isinstance(model, keras.Sequential) and hasattr(one, "__index__"):
+            stage = validate.count(f"pipeline_stage_assignment[{position}]", one, least=0)
+            yield from (stage for _ in _leaves(wanted))
+        else:
+            yield from _collect_one(model, wanted, one)
 
 
 def _collect_one(model: Any, wanted: Any, one: Any) -> Iterator[int]:
-    if isinstance(model, keras.Sequential) and isinstance(one, int):
-        stage = checked_stage(one, _name(wanted))
-        yield from (stage for _ in _leaves(wanted))
-        return
     if not isinstance(one, type(wanted)):
         whole = ", or a whole number" if isinstance(model, keras.Sequential) else ""
         raise ValueError(

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from openipu._validate import name_once
+from openipu import _validate as validate
 from openipu.engine.core.accumulation import Accumulation, Reduction, check_divided, dtype_option
 from openipu.engine.core.pipelining import (
     PipelineSchedule,
@@ -28,7 +28,6 @@ from openipu.engine.schedule.schedules import Schedule
 import keras
 
 from . import pipeline_stage_assignment as objects
-from .arguments import steps, yes_or_no
 from .stage_summary import summary
 
 
@@ -137,19 +136,24 @@ class PipeliningExtension:
         old = self._ipu_session.options
         known = old.pipelining or Pipelining()
         before = known.updates.accumulation
-        count = steps(gradient_accumulation_steps_per_replica, before.steps)
+        count = validate.count(
+            "gradient_accumulation_steps_per_replica", gradient_accumulation_steps_per_replica, optional=True
+        )
         method, dtype = gradient_accumulation_reduction_method, gradient_accumulation_dtype
         flags = {
+            "accumulate_outfeed": accumulate_outfeed,
             "replicated_optimizer_state_sharding": replicated_optimizer_state_sharding,
             "offload_weight_update_variables": offload_weight_update_variables,
         }
-        shard, offload = (yes_or_no(flags, name, None) for name in flags)
+        accumulate, shard, offload = (validate.flag(name, value, optional=True) for name, value in flags.items())
         shard = known.updates.shard_optimizer if shard is None else shard
         offload = known.updates.offload_optimizer if offload is None else offload
         check_divided(shard, offload)
+        if method is not None:
+            method = validate.member("gradient_accumulation_reduction_method", method, Reduction)
         accumulation = Accumulation(
-            count,
-            before.method if method is None else Reduction.parse(method),
+            count or before.steps,
+            before.method if method is None else method,
             before.dtype if dtype is None else dtype_option(dtype, "gradient_accumulation_dtype"),
         )
         self._set_ipu_options(
@@ -157,7 +161,7 @@ class PipeliningExtension:
                 known.schedule if pipeline_schedule is None else schedule_of(pipeline_schedule),
                 known.device_mapping if device_mapping is None else _mapping(device_mapping),
                 known.recomputation_mode if recomputation_mode is None else recomputation_mode_of(recomputation_mode),
-                _flag("accumulate_outfeed", accumulate_outfeed, known.accumulate_outfeed),
+                known.accumulate_outfeed if accumulate is None else accumulate,
                 Updates(accumulation, shard, offload),
             ),
         )
@@ -257,8 +261,8 @@ def _refuse(more: dict[str, Any]) -> None:
 
 def _check_more(more: dict[str, Any]) -> None:
     """Check options that mean nothing here, and name those that ask for something."""
-    asked = {name: _FLAGS[name] for name in _FLAGS if yes_or_no(more, name, None)}
-    if yes_or_no(more, "continuous_weight_updates", False):
+    asked = {name: _FLAGS[name] for name in _FLAGS if validate.flag(name, more.get(name), optional=True)}
+    if validate.flag("continuous_weight_updates", more.get("continuous_weight_updates", False)):
         raise NotImplementedError(
             "`continuous_weight_updates` is True, but weights are updated once per `gradient_accumulation_steps_per_"
             "replica` micro-batches, in the original too. Leave it out."
@@ -268,18 +272,10 @@ def _check_more(more: dict[str, Any]) -> None:
             if name.endswith("poplar_options"):
                 check_stage_options(name, more[name])
             asked[name] = why
-    name_once(asked)
-
-
-def _flag(name: str, value: Any, old: bool) -> bool:
-    return old if yes_or_no({name: value}, name, None) is None else bool(value)
+    validate.no_effect(asked)
 
 
 def _mapping(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple) or any(isinstance(v, bool) or not isinstance(v, int) for v in value):
-        raise ValueError(
-            f"`device_mapping` is {value!r}, but it needs to be a list of whole numbers: the device of each stage."
-        )
-    if any(device < 0 for device in value):
-        raise ValueError(f"`device_mapping` is {value!r}. Devices of a replica count from 0.")
-    return tuple(value)
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"`device_mapping` is {value!r}. Give a list with the device of each stage, from 0.")
+    return tuple(validate.count(f"device_mapping[{stage}]", device, least=0) for stage, device in enumerate(value))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from openipu._validate import positive
+from openipu import _validate as validate
 from openipu.engine.core.accumulation import Reduction
 from openipu.engine.core.pipelining import RecomputationMode
 from openipu.engine.devices.current_system import current_ordinal
-from openipu.engine.pipeline.build.arguments import OPTIONS, arguments, check_function
+from openipu.engine.pipeline.build.arguments import OPTIONS, arguments
 from openipu.engine.pipeline.build.function_pipeline import Request, runner
 from openipu.engine.pipeline.build.function_stages import Functions
 from openipu.engine.program.program_trace import NotInProgram, current
@@ -92,10 +92,12 @@ def pipeline(
     given = locals()
     if current() is not None:
         raise NotInProgram
-    check_function("optimizer_function", optimizer_function)
+    validate.function("optimizer_function", optimizer_function, optional=True)
     training = optimizer_function is not None
     stages, pipelining = arguments(training, **{option: given[option] for option in OPTIONS})
-    repeats = positive("repeat_count", repeat_count)
+    repeats = validate.count("repeat_count", repeat_count)
+    outfeed_loss = validate.flag("outfeed_loss", outfeed_loss)
+    accumulate_outfeed = validate.flag("accumulate_outfeed", accumulate_outfeed)
     results = _results(training, infeed_queue, outfeed_queue, outfeed_loss, outfeed_mask, accumulate_outfeed)
     ordinal = current_ordinal() or 0
     shown = (outfeed_loss, tuple(outfeed_mask or ()), outfeed_queue is None)
@@ -141,10 +143,8 @@ def _results(
     training: bool, infeed: Any, outfeed: Any, outfeed_loss: bool, mask: Any, accumulate: bool
 ) -> Callable[[list[Any], Any, Any], Any]:
     """What leaves the last stage for each micro-batch."""
-    if infeed is not None and not isinstance(infeed, IPUInfeedQueue):
-        raise TypeError(f"`infeed_queue` is {infeed!r}. Give an `IPUInfeedQueue`.")
-    if outfeed is not None and not isinstance(outfeed, IPUOutfeedQueue):
-        raise TypeError(f"`outfeed_queue` is {outfeed!r}. Give an `IPUOutfeedQueue`.")
+    validate.instance("infeed_queue", infeed, IPUInfeedQueue, optional=True)
+    validate.instance("outfeed_queue", outfeed, IPUOutfeedQueue, optional=True)
     if outfeed_loss and mask is not None:
         raise ValueError("`outfeed_loss` and `outfeed_mask` exclude each other. Give one of them.")
     if (outfeed_loss or mask is not None) and not training:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from openipu import _validate as validate
+
 import jax.numpy as jnp
 
 ADD, MEAN = "COLLECTIVE_OP_ADD", "COLLECTIVE_OP_MEAN"
@@ -26,8 +28,7 @@ NAMES = (*_NUMERIC, *_LOGICAL, LOCAL)
 
 def check(op: Any, dtype: Any) -> None:
     """Whether `op` is an operator, and one for values of `dtype`."""
-    if op not in NAMES:
-        raise ValueError(f"`op` is {op!r}, which is no collective operator. Give one of {', '.join(NAMES)}.")
+    validate.choice("op", op, NAMES)
     if op != LOCAL and (op in _LOGICAL) != (dtype == jnp.bool_):
         wanted = "booleans" if op in _LOGICAL else "numbers"
         raise ValueError(f"`op` is {op!r}, which takes {wanted}, but the values are {dtype}. Cast them before.")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from openipu._validate import positive
+from openipu import _validate as validate
 from openipu.engine.devices.replicas import REPLICA_AXIS
 
 import jax
@@ -30,18 +30,18 @@ def count() -> int:
 
 def stated_count(replication_factor: Any) -> int:
     """The number of replicas that the caller states, checked against the real one."""
-    stated, actual = positive("replication_factor", replication_factor), count()
+    stated, actual = validate.count("replication_factor", replication_factor), count()
     if stated != actual and not (actual == 1 and infers_shapes()):
         raise ValueError(
             f"`replication_factor` is {stated}, but the number of replicas here is {actual}. Give the number of "
             "replicas that the model runs on: that of the configured devices, or 1 outside of a strategy's programs."
         )
-    return int(stated)
+    return stated
 
 
 def groups(size: Any) -> list[list[int]] | None:
     """The groups of `size` consecutive replicas each; None when all replicas are one group."""
-    size, actual = positive("replica_group_size", size, optional=True), count()
+    size, actual = validate.count("replica_group_size", size, optional=True), count()
     if size is None or size == actual or (actual == 1 and infers_shapes()):
         return None
     if actual % size:
@@ -50,6 +50,14 @@ def groups(size: Any) -> list[list[int]] | None:
             "such groups. Give a divisor of it, or None for one group of all replicas."
         )
     return [list(range(first, first + size)) for first in range(0, actual, size)]
+
+
+def dimension(name: str, value: Any, x: jax.Array) -> int:
+    """`value` as the number of a dimension of `x`; negative ones count from the end."""
+    number = validate.count(name, value, least=None)
+    if not -x.ndim <= number < x.ndim:
+        raise ValueError(f"`{name}` is {number}, but the tensor has {x.ndim} dimensions. Give the number of one.")
+    return number % x.ndim
 
 
 def infers_shapes() -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 from openipu.engine.devices.replicas import REPLICA_AXIS
@@ -33,8 +32,8 @@ def all_to_all(
     count = _replicas.stated_count(replication_factor)
     with jax.named_scope(name or "all_to_all"):
         x = _replicas.tensors(x)
-        split = _dimension("split_dimension", split_dimension, x)
-        concat = _dimension("concat_dimension", concat_dimension, x)
+        split = _replicas.dimension("split_dimension", split_dimension, x)
+        concat = _replicas.dimension("concat_dimension", concat_dimension, x)
         if isinstance(x.shape[split], int) and x.shape[split] % count:
             raise ValueError(
                 f"Dimension {split} of a tensor of shape {x.shape} cannot be split over {count} replicas. "
@@ -67,10 +66,3 @@ def all_gather(x: Any, replication_factor: int, name: str | None = None) -> Any:
 
     with jax.named_scope(name or "all_gather"):
         return _replicas.each(x, one)
-
-
-def _dimension(name: str, value: Any, x: Any) -> int:
-    """`value` as the number of a dimension of `x`; negative ones count from the end."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or not -x.ndim <= operator.index(value) < x.ndim:
-        raise ValueError(f"`{name}` is {value!r}, but the tensor has {x.ndim} dimensions. Give the number of one.")
-    return int(operator.index(value) % x.ndim)

@@ -19,9 +19,7 @@ __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 def all_gather(input_shards: Sequence[Any], axis: int = 0) -> list[Any]:
     """All shards joined along `axis`, once for each shard."""
     shards = _checked(input_shards)
-    if not -shards[0].ndim <= axis < shards[0].ndim:
-        raise ValueError(f"`axis` is {axis}, but the shards have {shards[0].ndim} dimensions. Give one of them.")
-    return [jnp.concatenate(shards, axis)] * len(shards)
+    return [jnp.concatenate(shards, _replicas.dimension("axis", axis, shards[0]))] * len(shards)
 
 
 def all_reduce(input_shards: Sequence[Any], op: str) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from openipu._validate import positive
+from openipu import _validate as validate
 from openipu.engine.core.accumulation import Accumulation, Reduction, check_divided, dtype_option
 from openipu.engine.core.wrapped_optimizer import Declared, IpuOptimizer, chain
 from openipu.ops.cross_replica_ops import cross_replica_mean
@@ -72,7 +72,8 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
         reduction_method: Any = Reduction.SUM,
         name: str = "GradientAccumulationOptimizerV2",
     ) -> None:
-        steps = positive("num_mini_batches", num_mini_batches)
+        steps = validate.count("num_mini_batches", num_mini_batches)
+        method = validate.member("reduction_method", reduction_method, Reduction)
         super().__init__(opt, name)
         for inner in chain(self.inner_optimizer):
             if isinstance(inner, GradientAccumulationOptimizerV2):
@@ -80,11 +81,11 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
                     f"An optimizer that accumulates {inner.accumulation.steps} micro-batches is inside one that "
                     f"accumulates {steps}. Wrap it once, with the number that one update is to have."
                 )
-        self.accumulation = Accumulation(steps, Reduction.parse(reduction_method), dtype_option(dtype))
-        self.offload_weight_update_variables = _flag(
+        self.accumulation = Accumulation(steps, method, dtype_option(dtype))
+        self.offload_weight_update_variables = validate.flag(
             "offload_weight_update_variables", offload_weight_update_variables, optional=True
         )
-        self.replicated_optimizer_state_sharding = _flag(
+        self.replicated_optimizer_state_sharding = validate.flag(
             "replicated_optimizer_state_sharding", replicated_optimizer_state_sharding
         )
         check_divided(self.replicated_optimizer_state_sharding, self.offload_weight_update_variables)
@@ -169,7 +170,7 @@ class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
         self, opt: Any, num_mini_batches: int, verify_usage: bool = True, name: str = "GradientAccumulationOptimizer"
     ) -> None:
         super().__init__(opt, num_mini_batches, name=name)
-        self.verify_usage = _flag("verify_usage", verify_usage)
+        self.verify_usage = validate.flag("verify_usage", verify_usage)
 
     def get_config(self) -> dict[str, Any]:
         """Everything that makes an equal optimizer."""
@@ -232,13 +233,10 @@ class MapGradientOptimizer(IpuOptimizer):
         gradient_mapping_function: Callable[[Any, Any], Any],
         name: str = "MapGradientOptimizer",
     ) -> None:
-        if not callable(gradient_mapping_function):
-            raise ValueError(
-                f"`gradient_mapping_function` is {gradient_mapping_function!r}. Give a function of a gradient and a "
-                "weight."
-            )
         super().__init__(wrapped_optimizer, name)
-        self.gradient_mapping_function = gradient_mapping_function
+        self.gradient_mapping_function = validate.function(
+            "gradient_mapping_function", gradient_mapping_function, error=ValueError
+        )
 
     maps_gradients = True
 
@@ -287,9 +285,3 @@ class MapGradientOptimizer(IpuOptimizer):
         """The optimizer that `get_config` describes."""
         function = keras.saving.deserialize_keras_object(config["gradient_mapping_function"], custom_objects)
         return cls(**{**config, "gradient_mapping_function": function})
-
-
-def _flag(name: str, value: Any, *, optional: bool = False) -> Any:
-    if not isinstance(value, bool) and not (optional and value is None):
-        raise ValueError(f"`{name}` is {value!r}. Give True or False{', or None' if optional else ''}.")
-    return value

@@ -163,7 +163,7 @@ def plain(features):
         ("'batch_size', which `eval_batch_size` sets", model_fn, {"params": {"batch_size": 1}, "eval_batch_size": 2}),
         ("`train_batch_size` is 0", model_fn, {"train_batch_size": 0}),
         (r"`predict_batch_size` \(3\) must be divisible .* \(1 \* 2\)", model_fn, {"predict_batch_size": 3}),
-        ("`model_fn` is a int", 3, {}),
+        ("`model_fn` is an int", 3, {}),
         ("It must have `features`", no_features, {}),
         ("has the argument 'weights'", extra, {}),
         ("model_fn has no argument `params`", plain, {"params": {"a": 1}}),
@@ -186,17 +186,25 @@ def test_making_one(message, function, settings, tmp_path):
         (ValueError, "`max_steps` is 0", lambda e: e.train(looped(), max_steps=0)),
         (ValueError, "`num_predictions` is 0", lambda e: e.predict(looped(), num_predictions=0)),
         (ValueError, "counts examples", lambda e: e.predict(looped(), yield_single_examples=False, num_predictions=3)),
-        (TypeError, "`input_fn` is a ndarray", lambda e: e.train(X, steps=4)),
-        (TypeError, "A hook is a int", lambda e: e.train(looped(), hooks=[3], steps=4)),
-        (TypeError, "`hooks` is a int. Give a list", lambda e: e.train(looped(), hooks=3, steps=4)),
-        (TypeError, "`hooks` is a int. Give a list", lambda e: e.evaluate(looped(), hooks=3, steps=4)),
-        (TypeError, "`hooks` is a int. Give a list", lambda e: e.predict(looped(), hooks=3)),
-        (TypeError, "`saving_listeners` is a int", lambda e: e.train(looped(), saving_listeners=3, steps=4)),
-        (TypeError, "A saving listener is a int", lambda e: e.train(looped(), steps=4, saving_listeners=[3])),
+        (TypeError, "`input_fn` is an ndarray", lambda e: e.train(X, steps=4)),
+        (
+            TypeError,
+            r"`hooks\[0\]` is an int. Give a `SessionRunHook`",
+            lambda e: e.train(looped(), hooks=[3], steps=4),
+        ),
+        (TypeError, "`hooks` is an int. Give a list", lambda e: e.train(looped(), hooks=3, steps=4)),
+        (TypeError, "`hooks` is an int. Give a list", lambda e: e.evaluate(looped(), hooks=3, steps=4)),
+        (TypeError, "`hooks` is an int. Give a list", lambda e: e.predict(looped(), hooks=3)),
+        (TypeError, "`saving_listeners` is an int", lambda e: e.train(looped(), saving_listeners=3, steps=4)),
+        (
+            TypeError,
+            r"`saving_listeners\[0\]` is an int. Give a `CheckpointSaverListener`",
+            lambda e: e.train(looped(), steps=4, saving_listeners=[3]),
+        ),
         (ValueError, "There is no checkpoint", lambda e: e.get_variable_names()),
         (FileNotFoundError, "There is no checkpoint", lambda e: e.evaluate(once(), checkpoint_path="/nowhere")),
-        (TypeError, "`eval_spec` is a int", lambda e: train_and_evaluate(e, TrainSpec(looped(), 4), 3)),
-        (TypeError, "`input_fn` is a int", lambda e: train_and_evaluate(e, TrainSpec(3, 4), EvalSpec(once()))),
+        (TypeError, "`eval_spec` is an int", lambda e: train_and_evaluate(e, TrainSpec(looped(), 4), 3)),
+        (TypeError, "`input_fn` is an int", lambda e: train_and_evaluate(e, TrainSpec(3, 4), EvalSpec(once()))),
         (ValueError, "`throttle_secs` is -1", lambda _: EvalSpec(once(), throttle_secs=-1)),
     ],
 )
@@ -252,10 +260,10 @@ def unlabelled(features, mode):
         (ValueError, "`iterations_per_loop` is 4", with_spec(host_call=lambda p: (print, [p["loss"]]))),
         (TypeError, "`host_call` is a list", with_spec(host_call=[print, []])),
         (ValueError, "`host_call` has 1 elements", with_spec(host_call=(print,))),
-        (TypeError, "first element of `host_call` is a int", with_spec(host_call=(1, []))),
-        (TypeError, "second element of `host_call` is a dict", with_spec(host_call=(print, {}))),
+        (TypeError, r"`host_call\[0\]` is an int. Give a function", with_spec(host_call=(1, []))),
+        (TypeError, r"`host_call\[1\]` is a dict. Give a list", with_spec(host_call=(print, {}))),
         (TypeError, "`eval_metrics` is a dict", with_spec(eval_metrics={})),
-        (TypeError, "second element of `eval_metrics` is a tuple", with_spec(eval_metrics=(print, ()))),
+        (TypeError, r"`eval_metrics\[1\]` is a tuple. Give a list or a dict", with_spec(eval_metrics=(print, ()))),
     ],
 )
 def test_specs(error, message, function, tmp_path):
@@ -448,7 +456,7 @@ def test_another_optimizer_than_the_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ((3,), "The checkpoint to warm-start from is a int. Give a `model_dir`"),
+        ((3,), "`ckpt_to_initialize_from` is an int. Give a path"),
         (("x", [1]), r"`vars_to_warm_start` is \[1\]. Give a regular expression"),
         (("x", []), r"`vars_to_warm_start` is \[\]. Give a regular expression"),
         (("x", None), "`vars_to_warm_start` is None. Give a regular expression"),
@@ -462,14 +470,14 @@ def test_wrong_warm_starts(settings, message):
 
 @pytest.mark.parametrize("name", ["training_hooks", "training_chief_hooks", "evaluation_hooks", "prediction_hooks"])
 def test_hooks_are_lists(name):
-    with pytest.raises(TypeError, match=f"`{name}` is a int. Give a list, also for a single one."):
+    with pytest.raises(TypeError, match=f"`{name}` is an int. Give a list or tuple, even for a single one."):
         EstimatorSpec("train", loss=1.0, **{name: 3})
 
 
 def test_what_is_no_path(tmp_path):
-    with pytest.raises(ValueError, match="The checkpoint to warm-start from is a int"):
+    with pytest.raises(ValueError, match="`ckpt_to_initialize_from` is an int"):
         IPUEstimator(model_fn, tmp_path, run_config(), {}, warm_start_from=3)
-    with pytest.raises(ValueError, match="`model_dir` is a int"):
+    with pytest.raises(ValueError, match="`model_dir` is an int"):
         IPUEstimator(model_fn, 3, run_config(), {})
 
 

@@ -333,9 +333,9 @@ DIVIDED = {"replicated_optimizer_state_sharding": True, "offload_weight_update_v
     ("error", "message", "changes"),
     [
         (ValueError, "`mode` is 'fit'", {"mode": "fit"}),
-        (ValueError, "`optimizer_function` is not given", {"optimizer_function": None}),
-        (TypeError, "`optimizer_function` is a int", {"optimizer_function": 3}),
-        (ValueError, "`eval_metrics_fn` is not given", {"mode": "eval"}),
+        (ValueError, "`mode` is 'train', but `optimizer_function` is None", {"optimizer_function": None}),
+        (TypeError, "`optimizer_function` is an int", {"optimizer_function": 3}),
+        (ValueError, "`mode` is 'eval', but `eval_metrics_fn` is None", {"mode": "eval"}),
         (ValueError, "`gradient_accumulation_count` is not given", {"gradient_accumulation_count": None}),
         (ValueError, "is set by the estimator", {"accumulate_outfeed": True}),
         (ValueError, "`infeed_queue` is set by the estimator", {"infeed_queue": None}),
@@ -353,7 +353,7 @@ DIVIDED = {"replicated_optimizer_state_sharding": True, "offload_weight_update_v
         (ValueError, r"L = 4, .* \(`gradient_accumulation_count`\)\.$", {"gradient_accumulation_count": 6}),
         (TypeError, "is no schedule", {"pipeline_schedule": 7}),
         (ValueError, "1 devices are given for 2 stages", {"device_mapping": [0]}),
-        (ValueError, "not a way to reduce", {"reduction_method": "max"}),
+        (ValueError, "`reduction_method` is 'max'. Give one of SUM", {"reduction_method": "max"}),
     ],
 )
 def test_wrong_specs(error, message, changes):

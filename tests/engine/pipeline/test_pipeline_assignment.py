@@ -240,7 +240,7 @@ def test_stages_are_not_nested_and_end_after_errors() -> None:
 
 @pytest.mark.parametrize("stage", [-1, 1.0, "0", True, None])
 def test_what_is_no_stage(stage: Any) -> None:
-    with pytest.raises(ValueError, match="count from 0"), PipelineStage(stage):
+    with pytest.raises(ValueError, match=r"`stage` is .* Give a whole number of 0 or more"), PipelineStage(stage):
         pass
 
 
@@ -387,7 +387,7 @@ WRONG: list[tuple[Callable[[], Any], Callable[[Any], Any], str]] = [
     (stack, lambda _: [0, 0, 2, 2], "'c' .* is in stage 2, and the layer before it in stage 0"),
     (stack, lambda _: [0, 1, 0, 1], "'c' .* is in stage 0, and the layer before it in stage 1"),
     (stack, lambda _: [0, 0, 1, "1"], "must be an instance of `SequentialLayerPipelineStageAssignment`, or a whole"),
-    (stack, lambda _: [0, -1, 1, 1], "given the stage -1"),
+    (stack, lambda _: [0, -1, 1, 1], r"`pipeline_stage_assignment\[1\]` is -1"),
     (stack, lambda found: found[::-1], "'d' is where 'a' should be"),
     (stack, lambda found: found, "'a' .* has not been assigned"),
     (two_branches, lambda _: [0, 0, 1, 1], "must be an instance of `FunctionalLayerPipelineStageAssignment`, not 0"),
@@ -427,7 +427,7 @@ def test_subclassed_models_have_to_be_built() -> None:
 
 def test_stages_of_objects_are_checked() -> None:
     one = stack().get_pipeline_stage_assignment()[0]
-    with pytest.raises(ValueError, match="Layer 'a' is given the stage -1"):
+    with pytest.raises(ValueError, match="`pipeline_stage` is -1"):
         one.pipeline_stage = -1
     one.pipeline_stage = None
 
@@ -617,11 +617,11 @@ POPLAR = ipu.ops.pipelining_ops.PipelineStageOptions()
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ({"gradient_accumulation_steps_per_replica": 0}, ValueError, "is 0, but it counts"),
-        ({"gradient_accumulation_steps_per_replica": 2.0}, ValueError, "is 2.0, but it counts"),
-        ({"device_mapping": 1}, ValueError, "list of whole numbers"),
-        ({"device_mapping": [0, 1.0]}, ValueError, "list of whole numbers"),
-        ({"device_mapping": [0, -1]}, ValueError, "count from 0"),
+        ({"gradient_accumulation_steps_per_replica": 0}, ValueError, "is 0. Give a whole number of 1 or more"),
+        ({"gradient_accumulation_steps_per_replica": 2.0}, ValueError, "is 2.0. Give a whole number"),
+        ({"device_mapping": 1}, ValueError, "list with the device of each stage"),
+        ({"device_mapping": [0, 1.0]}, ValueError, r"`device_mapping\[1\]` is 1.0. Give a whole number"),
+        ({"device_mapping": [0, -1]}, ValueError, r"`device_mapping\[1\]` is -1"),
         ({"accumulate_outfeed": "yes"}, ValueError, "True or False"),
         ({"gradient_accumulation_reduction_method": "max"}, ValueError, "SUM, MEAN, RUNNING_MEAN"),
         ({"gradient_accumulation_dtype": "float17"}, ValueError, "float17"),
@@ -677,7 +677,7 @@ def test_what_means_nothing_here_is_named_once(caplog: pytest.LogCaptureFixture,
     for _ in range(2):
         model.set_pipelining_options(**asked, name="pipeline")
     assert [record.message for record in caplog.records] == [
-        "Without effect here: offload_weights (weights stay in the memory of the device); "
+        "No effect here: offload_weights (weights stay in the memory of the device); "
         "weight_update_poplar_options (XLA has no such options)."
     ]
 
@@ -837,7 +837,7 @@ def test_the_balance_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_auto_needs() -> None:
     for count in (None, 1, True):
-        with pytest.raises(ValueError, match="number of stages, 2 or more"):
+        with pytest.raises(ValueError, match=r"`stages` is .* Give a whole number of 2 or more"):
             stack().set_pipeline_stage_assignment("auto", stages=count)
     with pytest.raises(ValueError, match=r"4 layer calls.*at most 4"):
         auto(stack(), 5)

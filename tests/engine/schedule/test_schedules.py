@@ -365,15 +365,15 @@ def test_numbers_of_micro_batches_that_do_not_fit(schedule, stages, micro_batche
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((1, 4), "A pipeline has at least 2 stages, but stages=1"),
-        ((2.0, 4), "A pipeline has at least 2 stages, but stages=2.0"),
-        ((2, 0), "micro_batches=0 counts micro-batches"),
-        ((2, True), "micro_batches=True counts micro-batches"),
-        ((2, -4), "micro_batches=-4 counts micro-batches"),
+        ((1, 4), "A pipeline has at least 2 stages, but this one has 1"),
+        ((2.0, 4), "`stages` is 2.0. Give a whole number"),
+        ((2, 0), "`micro_batches` is 0. Give a whole number of 1 or more"),
+        ((2, True), "`micro_batches` is True"),
+        ((2, -4), "`micro_batches` is -4"),
         ((2, 4, [0]), r"1 devices are given for 2 stages: \[0\]"),
         ((2, 4, [0, 1, 2]), r"3 devices are given for 2 stages: \[0, 1, 2\]"),
-        ((2, 4, [0, -1]), "-1 is not the number of a device"),
-        ((2, 4, [0, "1"]), "'1' is not the number of a device"),
+        ((2, 4, [0, -1]), r"`devices\[1\]` is -1. Give a whole number of 0 or more"),
+        ((2, 4, [0, "1"]), r"`devices\[1\]` is '1'"),
     ],
 )
 def test_impossible_numbers(schedule, arguments, message):

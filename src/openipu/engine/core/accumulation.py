@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from openipu import _validate as validate
+
 import jax
 import jax.numpy as jnp
 
@@ -23,12 +25,7 @@ class Reduction(enum.Enum):
     @classmethod
     def parse(cls, value: Any) -> Reduction:
         """The method that a name (in any case) or a member stands for."""
-        if isinstance(value, cls):
-            return value
-        if isinstance(value, str) and value.upper() in cls.__members__:
-            return cls[value.upper()]
-        names = ", ".join(member.name for member in cls)
-        raise ValueError(f"{value!r} is not a way to reduce accumulated gradients. Give one of {names}.")
+        return validate.member("reduction_method", value, cls)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,16 +28,6 @@ class MetricReduction(enum.Enum):
     MEAN = "MEAN"
     """The mean of the replicas' values."""
 
-    @classmethod
-    def parse(cls, value: Any) -> MetricReduction:
-        """The method that a name (in any case) or a member stands for."""
-        if isinstance(value, cls):
-            return value
-        if isinstance(value, str) and value.upper() in cls.__members__:
-            return cls[value.upper()]
-        names = ", ".join(cls.__members__)
-        raise ValueError(f"{value!r} is not a way to reduce the metrics of replicas. Give one of {names}.")
-
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -98,7 +88,7 @@ class Options:
         updates = Updates.from_dict(values)
         for name in updates.to_dict():
             del values[name]
-        reduction = MetricReduction.parse(values.pop("metric_reduction"))
+        reduction = MetricReduction[values.pop("metric_reduction")]
         stages, pipelining = values.pop("stages", None), values.pop("pipelining", None)
         return cls(
             updates,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from openipu._validate import positive
+from openipu import _validate as validate
 from openipu.engine.keras_compat.api import overrides
 
 from .options import Options
@@ -27,7 +27,7 @@ def check_accumulation(name: str, steps: int, size: int) -> None:
 def check_training(model: Any, options: Options) -> None:
     """The rules about updates, before anything compiles."""
     size = options.updates.steps
-    check_accumulation("steps_per_execution", positive("steps_per_execution", model.steps_per_execution), size)
+    check_accumulation("steps_per_execution", validate.count("steps_per_execution", model.steps_per_execution), size)
     if size > 1 and overrides(model, "train_step"):
         raise RuntimeError(
             f"Model {model.name!r} has its own `train_step`, which updates the weights at every micro-batch, but "

@@ -9,7 +9,7 @@ import logging
 import warnings
 from typing import Any
 
-from openipu._validate import positive
+from openipu import _validate as validate
 from openipu.engine.core.update_rules import round_up
 from openipu.engine.devices.memory import RESIDENT_SHARE, SLAB_SHARE, free_memory
 from openipu.engine.devices.placement import Placement
@@ -39,9 +39,9 @@ def make_feed(
     class_weight: Any = None,
 ) -> Feed:
     """How the given data reaches programs on `where`."""
-    steps_per_execution = positive("steps_per_execution", steps_per_execution)
-    batch_size = positive("batch_size", batch_size, optional=True)
-    steps = positive("steps", steps, optional=True)
+    steps_per_execution = validate.count("steps_per_execution", steps_per_execution)
+    batch_size = validate.count("batch_size", batch_size, optional=True)
+    steps = validate.count("steps", steps, optional=True)
     steps = limited("max_steps_per_epoch", keras.config.max_steps_per_epoch(), steps)
     adapter = keras_api.get_data_adapter(
         x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps, shuffle=shuffle, class_weight=class_weight

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from openipu import _validate as validate
+
 _active = threading.local()
 
 
@@ -38,11 +40,8 @@ def current_ordinal() -> int | None:
 
 def feed_ordinal(value: Any) -> int:
     """The number of the system that a feed belongs to: the one given, or the current one, or 0."""
-    if value is None:
-        return current_ordinal() or 0
-    if type(value) is not int or value < 0:
-        raise ValueError(f"`device_ordinal` is {value!r}, but it numbers systems from 0: give a whole number.")
-    return value
+    given = validate.count("device_ordinal", value, optional=True, least=0)
+    return current_ordinal() or 0 if given is None else given
 
 
 def open_strategies() -> list[Any]:

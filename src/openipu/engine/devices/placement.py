@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from openipu._validate import name_once
+from openipu import _validate as validate
 from openipu.settings.enums import DeviceConnectionType
 
 from .replicas import Replicas
@@ -41,7 +41,7 @@ def placement_on(system: System, each: int = 1) -> Placement:
             "`device_mapping`."
         )
     if unused := present % each:
-        name_once({f"{unused} of the {present} configured devices": f"each replica of the model takes {each}"})
+        validate.no_effect({f"{unused} of the {present} configured devices": f"each replica of the model takes {each}"})
     if count % group:
         raise ValueError(
             f"norms.experimental.distributed_batch_norm_replica_group_size is {group}, which does not divide the "

@@ -37,7 +37,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from openipu._validate import name_once
+from openipu import _validate as validate
 from openipu.settings.enums import DeviceConnectionType, SelectionOrder
 from openipu.settings.frozen import Settings, freeze, without_effect
 from openipu.settings.options import OPTIONS
@@ -126,7 +126,7 @@ def attach() -> tuple[System, ...]:
 
 
 def _unconfigured() -> Settings:
-    name_once(without_effect(OptionTree()))  # the environment can still ask for something
+    validate.no_effect(without_effect(OptionTree()))  # the environment can still ask for something
     return freeze(OptionTree())
 
 
@@ -185,7 +185,7 @@ def layout(count: int, order: SelectionOrder) -> list[int]:
 def _compiler_options(settings: Settings, device: jax.Device) -> tuple[tuple[str, str], ...]:
     """Give the XLA options for the platform of `device`, after XLA has seen that they exist."""
     implied = {OPTIONS[name].xla.get(device.platform): value for name, value in settings.by_platform}
-    name_once({
+    validate.no_effect({
         name: f"it means nothing on platform {device.platform}"
         for name, _ in settings.by_platform
         if device.platform not in OPTIONS[name].xla

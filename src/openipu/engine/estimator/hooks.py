@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from openipu._validate import positive
+from openipu import _validate as validate
 from openipu.engine.host_io.outfeed_buffer import IPUOutfeedMode
 
 import jax
@@ -117,13 +117,12 @@ class IPULoggingTensorHook(SessionRunHook):
             raise ValueError(
                 f"`every_n_iter` is {every_n_iter!r} and `every_n_secs` is {every_n_secs!r}. Give exactly one of them."
             )
-        if every_n_secs is not None and not every_n_secs > 0:
-            raise ValueError(f"`every_n_secs` is {every_n_secs!r}. Give a number above 0.")
-        self._every_n_iter = positive("every_n_iter", every_n_iter, optional=True)
-        self._every_n_secs, self._at_end, self._formatter = every_n_secs, bool(at_end), formatter or _format
-        if not isinstance(logging_mode, IPUOutfeedMode):
-            raise ValueError(f"`logging_mode` is {logging_mode!r}. Give LoggingMode.ALL or LoggingMode.LAST.")
-        self.all_steps = logging_mode is IPUOutfeedMode.ALL
+        self._every_n_iter = validate.count("every_n_iter", every_n_iter, optional=True)
+        self._every_n_secs = validate.number("every_n_secs", every_n_secs, optional=True, above=0)
+        self._at_end = validate.flag("at_end", at_end)
+        self._formatter = validate.function("formatter", formatter, optional=True) or _format
+        mode = validate.member("logging_mode", logging_mode, IPUOutfeedMode, by_name=False)
+        self.all_steps = mode is IPUOutfeedMode.ALL
         self._called = False
         self._latest: Callable[[], Any] | None = None
         self._executions, self._time = 0, -float("inf")
@@ -193,9 +192,8 @@ class Hooks:
     """The hooks of one run, called in order."""
 
     def __init__(self, hooks: list[Any]) -> None:
-        for hook in hooks:
-            if not isinstance(hook, SessionRunHook):
-                raise TypeError(f"A hook is a {type(hook).__name__}. Give instances of `SessionRunHook`.")
+        for position, hook in enumerate(hooks):
+            validate.instance(f"hooks[{position}]", hook, SessionRunHook)
         self._hooks = list({id(hook): hook for hook in hooks}.values())
         self.context = SessionRunContext()
         self._asked: list[SessionRunArgs | None] = []

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from openipu._validate import name_once
+from openipu import _validate as validate
 from openipu.engine.checkpoint import Checkpoints
 from openipu.engine.core.optimizer_chain import describe
 from openipu.engine.core.options import Options
@@ -119,7 +119,7 @@ class EstimatorRunner:
                 "only every execution. Set `iterations_per_loop` to 1, or use an `IPULoggingTensorHook`."
             )
         if any(getattr(o, "use_ema", False) and not o.ema_overwrite_frequency for o in chain(plan.optimizer)):
-            name_once({"use_ema": "averages are only used where `ema_overwrite_frequency` is set"})
+            validate.no_effect({"use_ema": "averages are only used where `ema_overwrite_frequency` is set"})
 
     # --- places
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from openipu._validate import name_once
+from openipu import _validate as validate
 from openipu.engine.core.options import Options
 from openipu.engine.core.pipelining import Pipelining
 from openipu.engine.core.replicated_step import one_of_several
@@ -52,7 +52,7 @@ def make_sharded_program(
         step, metrics = infer_step(plan, place)
         forward, outcome = _inferring(step.micro), step.outcome
     if options.updates.offload_optimizer:
-        name_once({"offload_weight_update_variables": "each device keeps the state of its own part of the model"})
+        validate.no_effect({"offload_weight_update_variables": "each device keeps the state of its own weights"})
     variables = (
         [made.variable for _, made in plan.in_part("trainable")],
         [

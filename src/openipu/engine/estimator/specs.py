@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from openipu._validate import name_once
+from openipu import _validate as validate
 from openipu.engine.core.state import Mode
 
 import jax
@@ -84,10 +84,9 @@ class IPUEstimatorSpec:
     prediction_hooks: Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in ENGINE_MODE:
-            raise ValueError(f"`mode` is {self.mode!r}. Give one of {', '.join(map(repr, ENGINE_MODE))} (ModeKeys).")
+        validate.choice("mode", self.mode, ENGINE_MODE)
         for name in ("training_hooks", "evaluation_hooks", "prediction_hooks"):
-            hook_list(name, getattr(self, name))
+            validate.sequence(name, getattr(self, name), optional=True)
         _check_pair("host_call", self.host_call, (list,))
         _check_pair("eval_metrics", self.eval_metrics, (list, dict))
 
@@ -120,24 +119,17 @@ class EstimatorSpec:
     def __post_init__(self) -> None:
         self.as_ipu_spec()
         unused = {"export_outputs": "models are saved by Keras", "scaffold": "there are no sessions"}
-        name_once({f"EstimatorSpec.{n}": why for n, why in unused.items() if getattr(self, n) is not None})
+        validate.no_effect({f"EstimatorSpec.{n}": why for n, why in unused.items() if getattr(self, n) is not None})
 
     def as_ipu_spec(self) -> IPUEstimatorSpec:
         """The same as the engine sees it."""
         shared = {field.name for field in fields(IPUEstimatorSpec)} & {field.name for field in fields(EstimatorSpec)}
         values = {name: getattr(self, name) for name in shared}
         training = (
-            *hook_list("training_hooks", self.training_hooks),
-            *hook_list("training_chief_hooks", self.training_chief_hooks),
+            *validate.sequence("training_hooks", self.training_hooks, optional=True),
+            *validate.sequence("training_chief_hooks", self.training_chief_hooks, optional=True),
         )
         return IPUEstimatorSpec(**values | {"training_hooks": training})
-
-
-def hook_list(name: str, hooks: Any) -> tuple[Any, ...]:
-    """The hooks given as argument `name`; raises if they are no list."""
-    if hooks is not None and not isinstance(hooks, Collection):
-        raise TypeError(f"`{name}` is a {type(hooks).__name__}. Give a list, also for a single one.")
-    return tuple(hooks or ())
 
 
 def checked(spec: Any, mode: str) -> IPUEstimatorSpec:
@@ -191,11 +183,9 @@ def _check_metrics(spec: IPUEstimatorSpec) -> None:
             f"{len(given)} of `eval_metric_ops` (on the device) and `eval_metrics` (on the host) are given for "
             "evaluation. Give exactly one of them."
         )
-    metrics = spec.eval_metric_ops
-    if metrics is not None and not isinstance(metrics, dict):
-        raise TypeError(f"`eval_metric_ops` is a {type(metrics).__name__}. Give a dict of metrics by name.")
-    check_metric_names(metrics or {})
-    for name, value in (metrics or {}).items():
+    metrics = validate.mapping("eval_metric_ops", spec.eval_metric_ops, optional=True)
+    check_metric_names(metrics)
+    for name, value in metrics.items():
         if isinstance(value, tuple) and not (len(value) > 1 and isinstance(value[0], keras.metrics.Metric)):
             raise TypeError(f"The metric {name!r} is a tuple without a Keras metric. Give (metric, y_true, y_pred).")
         if not isinstance(value, tuple | keras.metrics.Metric) and np.shape(value) != ():
@@ -220,7 +210,5 @@ def _check_pair(name: str, pair: Any, kinds: tuple[type, ...]) -> None:
         raise TypeError(f"`{name}` is a {type(pair).__name__}. Give a tuple: a function and {wanted} of tensors.")
     if len(pair) != 2:
         raise ValueError(f"`{name}` has {len(pair)} elements. Give 2: a function and {wanted} of tensors.")
-    if not callable(pair[0]):
-        raise TypeError(f"The first element of `{name}` is a {type(pair[0]).__name__}. Give a function.")
-    if not isinstance(pair[1], kinds):
-        raise TypeError(f"The second element of `{name}` is a {type(pair[1]).__name__}. Give {wanted} of tensors.")
+    validate.function(f"{name}[0]", pair[0])
+    validate.instance(f"{name}[1]", pair[1], *kinds)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from openipu._validate import name_once
+from openipu import _validate as validate
 from openipu.engine.core.accumulation import Reduction, dtype_option
-from openipu.engine.pipeline.build.arguments import OPTIONS, arguments, check_function
+from openipu.engine.pipeline.build.arguments import OPTIONS, arguments
 
-from .specs import ENGINE_MODE, hook_list
+from .specs import ENGINE_MODE
 
 _OURS = ("repeat_count", "inputs", "infeed_queue", "outfeed_queue", "outfeed_loss", "outfeed_mask")
 _OURS_TOO = ("accumulate_outfeed", "accumulate_outfeed_dtype")
@@ -55,14 +55,19 @@ class IPUPipelineEstimatorSpec:
         reduction_method: Any = Reduction.SUM,
         **pipeline_op_kwargs: Any,
     ) -> None:
-        if mode not in ENGINE_MODE:
-            raise ValueError(f"`mode` is {mode!r}. Give one of {', '.join(map(repr, ENGINE_MODE))} (ModeKeys).")
-        check_function("optimizer_function", optimizer_function, mode == "train")
-        check_function("eval_metrics_fn", eval_metrics_fn, mode == "eval")
+        validate.choice("mode", mode, ENGINE_MODE)
+        validate.function("optimizer_function", optimizer_function, optional=True)
+        validate.function("eval_metrics_fn", eval_metrics_fn, optional=True)
+        for needs, name, function in (
+            ("train", "optimizer_function", optimizer_function),
+            ("eval", "eval_metrics_fn", eval_metrics_fn),
+        ):
+            if mode == needs and function is None:
+                raise ValueError(f"`mode` is {mode!r}, but `{name}` is None. Give a function.")
         _check_options(pipeline_op_kwargs)
         if loss_accumulator_dtype is not None:
             dtype_option(loss_accumulator_dtype)
-            name_once({"loss_accumulator_dtype": "losses are added up in float32"})
+            validate.no_effect({"loss_accumulator_dtype": "losses are added up in float32"})
         self.mode = mode
         self.optimizer_function, self.eval_metrics_fn = optimizer_function, eval_metrics_fn
         self.stages, self.pipelining = arguments(
@@ -74,11 +79,11 @@ class IPUPipelineEstimatorSpec:
             **{name: value for name, value in pipeline_op_kwargs.items() if name not in _ACCEPTED},
         )
         hooks = {
-            "train": hook_list("training_hooks", training_hooks),
-            "eval": hook_list("evaluation_hooks", evaluation_hooks),
-            "infer": hook_list("prediction_hooks", prediction_hooks),
+            "train": ("training_hooks", training_hooks),
+            "eval": ("evaluation_hooks", evaluation_hooks),
+            "infer": ("prediction_hooks", prediction_hooks),
         }
-        self.hooks = hooks[mode]
+        self.hooks = {key: validate.sequence(*given, optional=True) for key, given in hooks.items()}[mode]
 
 
 def _check_options(given: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from openipu._validate import positive
+from openipu import _validate as validate
 from openipu.engine.core.options import MetricReduction
 from openipu.engine.core.state import Logs, Mode
 from openipu.engine.core.update_rules import check_training
@@ -53,16 +53,13 @@ def fit(
     keras_api.assert_compiled(model, "fit")
     options = session.effective_options
     check_training(model, options)
-    batch_size = positive("batch_size", batch_size, optional=True)
-    steps_per_epoch = positive("steps_per_epoch", steps_per_epoch, optional=True)
-    validation_steps = positive("validation_steps", validation_steps, optional=True)
-    validation_batch_size = positive("validation_batch_size", validation_batch_size, optional=True)
-    initial_epoch = positive("initial_epoch", initial_epoch, least=0)
-    epochs = positive("epochs", epochs, least=0)
-    if not 0 <= validation_split < 1:
-        raise ValueError(
-            f"`validation_split` is {validation_split!r}. Give the share of rows to hold out: 0 or more, and below 1."
-        )
+    batch_size = validate.count("batch_size", batch_size, optional=True)
+    steps_per_epoch = validate.count("steps_per_epoch", steps_per_epoch, optional=True)
+    validation_steps = validate.count("validation_steps", validation_steps, optional=True)
+    validation_batch_size = validate.count("validation_batch_size", validation_batch_size, optional=True)
+    initial_epoch = validate.count("initial_epoch", initial_epoch, least=0)
+    epochs = validate.count("epochs", epochs, least=0)
+    validation_split = validate.number("validation_split", validation_split, least=0, below=1)
     epochs = limited("max_epochs", keras.config.max_epochs(), epochs)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = keras_api.train_validation_split(

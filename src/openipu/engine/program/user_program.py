@@ -106,9 +106,6 @@ class UserProgram:
 
         # Left outside of the tracing, where Keras gives variables made meanwhile their values.
         with tracing(), trace.active():
-            tracing(),
-            trace.active(),
-        ):  # left outside of the tracing, where Keras gives variables made meanwhile their values
             jax.eval_shape(self._place.replicas.program(run, (None,), None), call.arrays)
         state = tuple(scope.assigned.values())
         constants = tuple(v for key, v in scope.read.items() if key not in scope.assigned)
@@ -342,19 +339,6 @@ def _unknown(variable: Any) -> Any:
 
 
 _programs: KeptPrograms[UserProgram] = KeptPrograms(KEPT)
-
-
-def check_call(fn: Any, args: Any, kwargs: Any) -> None:
-    """Raise an error where `fn(*args, **kwargs)` is not what was meant."""
-    if not callable(fn):
-        raise TypeError(f"A program is to be made of {fn!r}, which cannot be called. Give a function.")
-    if not isinstance(args, tuple | list):
-        raise TypeError(
-            f"The arguments of a program are of type {type(args).__name__}. Give them as a tuple or list, a single one "
-            "as `(x,)`."
-        )
-    if kwargs is not None and not isinstance(kwargs, dict):
-        raise TypeError(f"`kwargs` is of type {type(kwargs).__name__}. Give a dict, or None.")
 
 
 def user_program(fn: Callable[..., Any], ordinal: int) -> UserProgram:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final, Protocol
 
+from openipu import _validate as validate
+
 from .actions import Action, Kind, Table, backward, forward, journey
 
 
@@ -65,13 +67,12 @@ def check(
 
     `option` says in errors where users give the number of micro-batches.
     """
-    if not _is_count(stages) or stages < 2:
+    if validate.count("stages", stages) < 2:
         raise ValueError(
-            f"A pipeline has at least 2 stages, but stages={stages!r}. "
-            "Split the model into more stages, or run it without pipelining."
+            f"A pipeline has at least 2 stages, but this one has {stages}. Split the model into more stages, or run it "
+            "without pipelining."
         )
-    if not _is_count(micro_batches) or micro_batches < 1:
-        raise ValueError(f"micro_batches={micro_batches!r} counts micro-batches: give a whole number of 1 or more.")
+    validate.count("micro_batches", micro_batches)
     if micro_batches % multiple:
         raise ValueError(
             f"{name} with {stages} stages takes micro-batches in groups of L = {multiple}, "
@@ -89,20 +90,13 @@ def check_devices(stages: int, devices: Sequence[int]) -> tuple[int, ...]:
         raise ValueError(
             f"{len(devices)} devices are given for {stages} stages: {list(devices)}. Give the device of every stage."
         )
-    wrong = [device for device in devices if not _is_count(device)]
-    if wrong:
-        raise ValueError(f"{wrong[0]!r} is not the number of a device. Devices count from 0: 0, 1, 2, ...")
-    return devices
+    return tuple(validate.count(f"devices[{stage}]", device, least=0) for stage, device in enumerate(devices))
 
 
 def micro_batch_multiple(schedule: Schedule, devices: Sequence[int], training: bool) -> int:
     """What the number of micro-batches has to be a multiple of; 1 where a schedule does not say."""
     overlap: Callable[[int, Sequence[int], bool], int] | None = getattr(schedule, "overlap", None)
     return 1 if overlap is None else overlap(len(devices), devices, training)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _neighbours(number: int, multiple: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from openipu._validate import name_once, positive
+from openipu import _validate as validate
 from openipu.engine.core.accumulation import Accumulation, Reduction, check_divided, dtype_option
 from openipu.engine.core.pipelining import (
     PipelineSchedule,
@@ -93,7 +93,7 @@ def check_function(name: str, value: Any, needed: bool = False) -> None:
 def _micro_batches(value: Any) -> int:
     if value is None:
         raise ValueError("`gradient_accumulation_count` is not given. Say how many micro-batches one update takes.")
-    count: int = positive("gradient_accumulation_count", value)
+    count: int = validate.count("gradient_accumulation_count", value)
     return count
 
 
@@ -101,7 +101,7 @@ def _name_without_effect(given: dict[str, Any], stages: int) -> None:
     for option, value in given.items():
         if option.endswith("poplar_options") and value is not None:
             check_stage_options(option, value, stages)
-    name_once({option: WITHOUT_EFFECT[option] for option, value in given.items() if value is not None})
+    validate.no_effect({option: WITHOUT_EFFECT[option] for option, value in given.items() if value is not None})
 
 
 def _stages(value: Any) -> UserFunctions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from openipu._validate import name_once
+from openipu import _validate as validate
 from openipu.engine.core.keras_steps import make_outcome
 from openipu.engine.core.options import Options
 from openipu.engine.core.pipelining import Pipelining
@@ -60,9 +60,11 @@ def make_keras_loop(
     """The loop of a pipelined Keras model, and how its state lies on the devices."""
     pipelining = pipeline.pipelining
     if pipelining.accumulate_outfeed:
-        name_once({"accumulate_outfeed": "metrics are those of all micro-batches and leave once per execution anyway"})
+        validate.no_effect(
+            {"accumulate_outfeed": "metrics are those of all micro-batches and leave once per execution anyway"}
+        )
     if pipelining.updates.offload_optimizer:
-        name_once(
+        validate.no_effect(
             {"offload_weight_update_variables": "a pipeline's optimizer state stays on the devices of its stages"}
         )
     outcome = make_outcome(model, mode, place.replicas, options)

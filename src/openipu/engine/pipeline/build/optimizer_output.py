@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from openipu._validate import name_once
+from openipu import _validate as validate
 
 import jax
 import keras
@@ -70,7 +70,9 @@ class OptimizerFunctionOutput:
             "gradient_capture_context": gradient_capture_context,
             "captured_gradient_outfeed": captured_gradient_outfeed,
         }
-        name_once({name: "JAX computes gradients by itself" for name, value in ignored.items() if value is not None})
+        validate.no_effect(
+            {name: "JAX computes gradients by itself" for name, value in ignored.items() if value is not None}
+        )
 
 
 def _tuple(name: str, value: Any) -> tuple[Any, ...]:

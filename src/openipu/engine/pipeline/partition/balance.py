@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from openipu import _validate as validate
 from openipu.engine.core.operation_count import operations
 from openipu.engine.keras_compat import api as keras_api
 
@@ -71,8 +72,7 @@ def _size(count: float) -> str:
 
 def balanced(model: Any, graph: Graph | None, stages: int | None, inputs: Any = None) -> Balance:
     """The best cut of a model into `stages` stages. `inputs` is a micro-batch, or gives its shapes and dtypes."""
-    if isinstance(stages, bool) or not isinstance(stages, int) or stages < 2:
-        raise ValueError(f'"auto" needs the number of stages, 2 or more, but stages={stages!r}. Give stages=2.')
+    stages = validate.count("stages", stages, least=2)
     if graph is None:
         raise RuntimeError(
             f"Model {model.name!r} has not been built, so the costs of its layers are not known. Give it a "
