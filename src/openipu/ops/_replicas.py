@@ -12,12 +12,11 @@ from typing import Any
 
 from openipu import _validate as validate
 from openipu.engine.devices.replicas import REPLICA_AXIS
+from openipu.engine.types import Tree
 
 import jax
 import keras
 from jax import lax
-
-Tree = Any
 
 
 def count() -> int:

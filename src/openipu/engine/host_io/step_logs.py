@@ -17,13 +17,13 @@ from collections.abc import Callable
 from typing import Any
 
 from openipu.engine.data.slab import Slab
+from openipu.engine.types import Tree
 
 import jax
 import numpy as np
 
 from .outfeed_buffer import DeviceBuffer, VisitRate
 
-Tree = Any
 Logs = dict[str, Any]
 DEPTH = 128
 """Steps whose logs may wait on the device, and as many on the host, unless `buffer_depth` says otherwise."""

@@ -1,0 +1,17 @@
+"""Names for kinds of values that many modules take and return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+Tree = Any
+"""A structure (tuples, lists, dicts) of arrays, or one array."""
+Array = jax.Array
+"""A value inside a program, or on a device."""
+Scalar = jax.Array | np.generic | int | float | bool
+"""One number, inside a program or outside of it."""
+Data = Any
+"""What users train on: arrays, datasets, generators, loaders. Whatever Keras has an adapter for."""
