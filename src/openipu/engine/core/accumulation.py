@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from openipu import _validate as validate
+from openipu.engine.types import Tree
 
 import jax
 import jax.numpy as jnp
-
-Tree = Any
 
 
 class Reduction(enum.Enum):

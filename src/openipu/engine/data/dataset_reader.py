@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from openipu.engine.devices.dtypes import is_numeric, narrowed
+from openipu.engine.types import Tree
 from openipu.errors import InvalidArgumentError
 
 import jax
 import numpy as np
 
 from .slab import as_arrays
-
-Tree = Any
 
 
 def opener(dataset: Any) -> Callable[[], Iterator[Tree]]:

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from openipu.engine.devices.replicas import Replicas
+from openipu.engine.types import Tree
 
 import jax
 import numpy as np
-
-Tree = Any
 
 SMALL_SLAB = 64 << 10
 """Bytes up to which a slab is not sent ahead but travels with its launch, which then is one call to JAX less."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.keras_compat import api as keras_api
+from openipu.engine.types import Tree
 
 import jax
 import numpy as np
@@ -16,8 +17,6 @@ import numpy as np
 from . import adapters
 from .position import Position, Random, random, set_random
 from .slab import Slab, as_arrays, is_tail, send_slab, spec_of, stack_rows
-
-Tree = Any
 
 
 class Pass(Protocol):

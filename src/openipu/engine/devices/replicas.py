@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from openipu.engine.types import Tree
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +22,6 @@ from jax.sharding import PartitionSpec as P
 REPLICA_AXIS = "replica"
 STAGE_AXIS = "stage"
 """The mesh axis over which the devices of one replica lie."""
-Tree = Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from openipu import _validate as validate
 from openipu.engine.host_io.outfeed_buffer import IPUOutfeedMode
+from openipu.engine.types import Tree
 
 import jax
 
@@ -18,8 +19,6 @@ from .outbox import steps_first
 from .specs import LogOp
 
 log = logging.getLogger("openipu")
-
-Tree = Any
 
 
 @dataclass(frozen=True, slots=True)

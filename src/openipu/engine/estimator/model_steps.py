@@ -18,6 +18,7 @@ from openipu.engine.devices.replicas import Replicas
 from openipu.engine.loop.arrays import rows_of
 from openipu.engine.loop.loop import Loop, Result
 from openipu.engine.loop.replica_loop import make_replica_loop
+from openipu.engine.types import Tree
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +28,6 @@ import numpy as np
 from .model_trace import DiscoveredModel, ModelFnTrace, WholeModel, metrics_of
 from .outbox import Mean, Outbox
 from .specs import ENGINE_MODE, IPUEstimatorSpec, check_metric_names, train_op_of
-
-Tree = Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)

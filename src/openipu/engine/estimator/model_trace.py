@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from openipu.engine.core.state import State
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.keras_compat.patches import tracing
+from openipu.engine.types import Tree
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,6 @@ import numpy as np
 from .specs import IPUEstimatorSpec, TrainOp, checked, train_op_of
 from .variable_ledger import Ledger, Made, current_ledger
 
-Tree = Any
 AnyModel = TypeVar("AnyModel", bound="DiscoveredModel")
 Slot = tuple[str, int]
 """Part of the state and position in it."""

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from openipu.engine.devices.replicas import Replicas
+from openipu.engine.types import Tree
 
 import jax
 import jax.numpy as jnp
-
-Tree = Any
 
 
 class Mean:

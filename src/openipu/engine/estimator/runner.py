@@ -26,6 +26,7 @@ from openipu.engine.data.make_feed import make_feed
 from openipu.engine.devices import systems
 from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.devices.replicas import Replicas
+from openipu.engine.types import Tree
 
 import jax
 import numpy as np
@@ -43,7 +44,6 @@ from .sharded_model import make_sharded_program
 
 log = logging.getLogger("openipu")
 
-Tree = Any
 Logs = dict[str, Any]
 
 

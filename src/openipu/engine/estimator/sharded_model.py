@@ -26,6 +26,7 @@ from openipu.engine.pipeline.partition.program_cut import (
 )
 from openipu.engine.pipeline.runtime.stage_function import specs_of
 from openipu.engine.schedule.schedules import Sequential
+from openipu.engine.types import Tree
 
 import jax
 import numpy as np
@@ -36,8 +37,6 @@ from .outbox import Outbox
 from .specs import ENGINE_MODE
 
 log = logging.getLogger("openipu")
-
-Tree = Any
 
 
 def make_sharded_program(

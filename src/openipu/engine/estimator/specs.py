@@ -8,12 +8,11 @@ from typing import Any, Literal
 
 from openipu import _validate as validate
 from openipu.engine.core.state import Mode
+from openipu.engine.types import Tree
 
 import jax
 import keras
 import numpy as np
-
-Tree = Any
 
 
 class ModeKeys:

@@ -15,6 +15,7 @@ from openipu.engine.loop.arrays import rows_of
 from openipu.engine.loop.loop import Result
 from openipu.engine.pipeline.build.assemble import make_loop
 from openipu.engine.pipeline.build.function_stages import functions_in_stages
+from openipu.engine.types import Tree
 
 import jax
 import numpy as np
@@ -26,8 +27,6 @@ from .runner import EstimatorRunner, Logs
 from .specs import ENGINE_MODE, check_metric_names
 from .stage_specs import IPUPipelineEstimatorSpec
 from .stage_trace import PipelineFn, StagedModel, discover_stages, functions_of
-
-Tree = Any
 
 
 class StagedRunner(EstimatorRunner):

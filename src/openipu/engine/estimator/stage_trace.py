@@ -17,6 +17,7 @@ from typing import Any
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.pipeline.build.function_stages import Functions, NewState
 from openipu.engine.pipeline.runtime.stage_function import Arrays
+from openipu.engine.types import Tree
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,6 @@ from .specs import TrainOp
 from .stage_specs import IPUPipelineEstimatorSpec
 from .variable_ledger import Made
 
-Tree = Any
 PIPELINE_FN_ARGUMENTS = ("mode", "params", "config")
 BODY = -1
 """In place of the number of a stage: model_fn itself."""

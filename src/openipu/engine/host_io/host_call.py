@@ -9,13 +9,13 @@ second way and everything else the first.
 from collections.abc import Callable
 from typing import Any
 
+from openipu.engine.types import Tree
+
 import jax
 import numpy as np
 from jax import lax
 from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
-
-Tree = Any
 
 
 def host_call(host: Callable[..., Tree], answer: Tree, *args: Any) -> Tree:

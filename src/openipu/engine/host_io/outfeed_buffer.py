@@ -24,6 +24,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from openipu.engine.types import Tree
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +35,6 @@ from .host_call import host_call
 
 log = logging.getLogger("openipu")
 
-Tree = Any
 INTERVAL = 0.05
 """Seconds between two visits to the host, where elements come faster than that."""
 PATIENCE = 15.0

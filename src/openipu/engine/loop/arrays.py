@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from openipu.engine.types import Tree
+
 import jax
 import jax.numpy as jnp
-
-Tree = Any
 
 
 def row(body: Tree, index: Any) -> Tree:

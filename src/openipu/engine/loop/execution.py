@@ -17,6 +17,7 @@ from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.state import Spot, State, Step
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.host_io.step_logs import StepLogs
+from openipu.engine.types import Tree
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,6 @@ from .remainder import Counts, Remainder
 from .replica_state import agree, counters, only_if, with_counters
 from .results import Collector, Kept
 
-Tree = Any
 Add = Callable[[Tree, Tree], Tree]
 """Accumulated gradients and those of a micro-batch -> accumulated gradients."""
 Running = tuple[State, Kept]

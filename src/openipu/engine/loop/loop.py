@@ -19,6 +19,7 @@ from openipu.engine.data.slab import Slab
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.host_io.step_logs import StepLogs
+from openipu.engine.types import Tree
 
 import jax
 import numpy as np
@@ -28,7 +29,6 @@ from .remainder import Counts
 
 log = logging.getLogger("openipu")
 
-Tree = Any
 Launch = Callable[[Function, tuple[Any, ...]], tuple[Any, ...]]
 """Calls a program with its arguments."""
 

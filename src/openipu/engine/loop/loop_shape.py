@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jax import lax
+from openipu.engine.types import Tree
 
-Tree = Any
+from jax import lax
 
 SMALL_STEP = 300
 """Equations up to which a step is small: launching its kernels costs more than running them."""

@@ -16,6 +16,7 @@ from openipu.engine.core.trainer import Trainer
 from openipu.engine.data.slab import Slab
 from openipu.engine.devices.placement import Placement
 from openipu.engine.host_io.step_logs import StepLogs
+from openipu.engine.types import Tree
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +28,6 @@ from .execution import Layout, run_execution
 from .loop import Loop
 from .loop_shape import loop_shape
 from .remainder import Counts
-
-Tree = Any
 
 
 class ReplicaLoop(Loop):

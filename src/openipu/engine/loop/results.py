@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 from openipu.engine.core.state import Outcome, State
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.host_io.step_logs import StepLogs
+from openipu.engine.types import Tree
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from .arrays import as_before, zeros
-
-Tree = Any
 
 
 class Kept(NamedTuple):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from openipu.engine.data.dataset_reader import DatasetReader
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.host_io.host_call import host_call
+from openipu.engine.types import Tree
 from openipu.errors import OutOfRangeError
 
 import jax
@@ -23,8 +24,6 @@ import numpy as np
 from jax import lax
 
 from .program_trace import ProgramTrace
-
-Tree = Any
 
 
 class Fetched(NamedTuple):

@@ -15,6 +15,7 @@ from typing import Any
 
 from openipu.engine.convolution import rewrite
 from openipu.engine.devices.replicas import Replicas
+from openipu.engine.types import Tree
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,6 @@ from jax import lax
 
 from .variable_scope import VariableScope
 
-Tree = Any
 Body = Callable[[list[Any]], list[Any]]
 """New loop-carried values from old ones."""
 

@@ -29,6 +29,7 @@ from openipu.engine.devices.memory import SLAB_SHARE, free_memory
 from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.keras_compat.patches import tracing
 from openipu.engine.loop.compile import CompiledProgram, compile_program
+from openipu.engine.types import Tree
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +39,6 @@ from . import optimizer_calls as optimize
 from .program_trace import NotInProgram, ProgramTrace, Site
 from .variable_scope import VariableScope
 
-Tree = Any
 KEPT = 64
 """Functions whose programs are kept."""
 

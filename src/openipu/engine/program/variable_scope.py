@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from openipu.engine.types import Tree
+
 import keras
 from jax.extend.core import get_opaque_trace_state
-
-Tree = Any
 
 
 class VariableScope(keras.StatelessScope):

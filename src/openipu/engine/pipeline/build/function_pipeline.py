@@ -19,6 +19,7 @@ from openipu.engine.pipeline.runtime.stage_function import Arrays
 from openipu.engine.pipeline.runtime.stage_layout import StageLayout
 from openipu.engine.pipeline.runtime.stage_loop import StageLoop
 from openipu.engine.program.variable_scope import VariableScope
+from openipu.engine.types import Tree
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,6 @@ import numpy as np
 from .assemble import make_loop
 from .function_stages import Functions, NewState, functions_in_stages
 
-Tree = Any
 KEPT = 16
 """Pipelines whose programs are kept."""
 

@@ -16,6 +16,7 @@ from openipu.engine.loop.arrays import rows_of
 from openipu.engine.pipeline.runtime.stage_function import Arrays, StageContext, StageFunction, StageResults
 from openipu.engine.pipeline.runtime.variable_store import zero_filled
 from openipu.engine.program.program_trace import stage_of_pipeline
+from openipu.engine.types import Tree
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,6 @@ import keras
 from .assemble import ModelInStages, StageVariables, gradient_map, on_replica
 from .optimizer_output import OptimizerFunctionOutput
 
-Tree = Any
 NewState = Callable[[], Arrays]
 
 

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 from openipu.engine.pipeline.runtime.stage_function import Arrays, StageContext, StageFunction, StageResults, specs_of
 from openipu.engine.pipeline.runtime.variable_store import zero_filled
+from openipu.engine.types import Tree
 
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 
 from .balance import BYTE, LINK, cost_of, cuts
-
-Tree = Any
 
 
 class FunctionInputs(NamedTuple):

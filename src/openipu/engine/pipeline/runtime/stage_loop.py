@@ -19,6 +19,7 @@ from openipu.engine.loop.compile import Function
 from openipu.engine.loop.loop import Loop
 from openipu.engine.loop.remainder import Counts
 from openipu.engine.schedule.table_arrays import TableArrays, compile_table
+from openipu.engine.types import Tree
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +29,6 @@ from .stage_function import StageContext, StageFunction, specs_of
 from .stage_layout import StageLayout
 from .staged_execution import StagedExecution, updated
 from .ticks import Pipeline, make_pipeline
-
-Tree = Any
 
 
 class StageLoop(Loop):

@@ -18,6 +18,7 @@ from openipu.engine.loop.arrays import fetch, is_float, length, row, rows_of
 from openipu.engine.loop.remainder import Counts, Remainder
 from openipu.engine.loop.replica_state import agree
 from openipu.engine.loop.results import Collector, Kept
+from openipu.engine.types import Tree
 
 import jax.numpy as jnp
 from jax import lax
@@ -27,7 +28,6 @@ from .stage_update import from_device
 from .ticks import Boxes, Flow, Pipeline, TickState
 from .variable_store import listed, numbered
 
-Tree = Any
 Running = tuple[State, Kept, Boxes]
 
 

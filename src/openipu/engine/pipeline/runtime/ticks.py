@@ -19,6 +19,7 @@ from openipu.engine.core.pipelining import Recompute
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
 from openipu.engine.loop.arrays import is_float
 from openipu.engine.schedule.table_arrays import ActionArrays, TableArrays
+from openipu.engine.types import Tree
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +32,6 @@ from .stage_function import StageContext, StageFunction, StageResults
 from .stage_layout import StageLayout
 from .traced_stages import TracedStage, trace_stages
 from .variable_store import Store
-
-Tree = Any
 
 
 class TickState(NamedTuple):

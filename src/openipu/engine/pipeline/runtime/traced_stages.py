@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from openipu.engine.core.pipelining import Recompute
+from openipu.engine.types import Tree
 
 import jax
 
 from .packing import Spec
 from .stage_function import Differentiated, StageContext, StageFunction, StageResults, differentiate
 from .stage_layout import StageLayout
-
-Tree = Any
 
 
 @dataclass(frozen=True, slots=True)
