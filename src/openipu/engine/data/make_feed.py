@@ -44,7 +44,7 @@ def make_feed(
 ) -> Feed:
     """A feed of the given data for programs on `where`.
 
-    `accumulated` is the number of micro-batches per update. A slab holds whole updates where memory allows.
+    `accumulated` is the number of micro-batches per update: slabs that memory limits still hold whole updates.
     """
     steps_per_execution = validate.count("steps_per_execution", steps_per_execution)
     batch_size = validate.count("batch_size", batch_size, optional=True)
