@@ -399,7 +399,7 @@ def test_a_run_of_several_fits(tmp_path, caplog):
     assert not [record for record in caplog.records if "nothing is left" in record.message]
     assert equal(fit("parts", 5, epochs=1)[1], whole), "nothing is taken back"
     assert "`epochs` is 1, but the newest checkpoint is in epoch 3 (counted from 0)" in caplog.text
-    with pytest.raises(ValueError, match=r"`initial_epoch` is 5, but .* in epoch 3 .* Give at most 4 to go on"):
+    with pytest.raises(ValueError, match=r"`initial_epoch` is 5, but .* in epoch 3 .* Give at most 4 to resume"):
         fit("parts", epochs=9, initial_epoch=5)
     _, late = fit("late", epochs=4, initial_epoch=2)
     assert late[1] == [2, 3]

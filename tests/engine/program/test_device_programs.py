@@ -546,7 +546,7 @@ def test_variables_made_in_the_function_are_refused(one):
     def step(x):
         return keras.layers.Dense(2)(x)
 
-    with pytest.raises(ValueError, match="made anew each time the function is traced"):
+    with pytest.raises(ValueError, match="creates again each time it is traced"):
         one.run(step, (np.ones((1, 2), "float32"),))
 
 

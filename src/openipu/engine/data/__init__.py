@@ -1,1 +1,1 @@
-"""Data on the host -> slabs, one per execution."""
+"""Turns data on the host into slabs, one per execution."""

@@ -1,4 +1,4 @@
-"""What feeds ask of Keras' data adapters, which read arrays, datasets, generators and loaders."""
+"""Questions that feeds ask Keras' data adapters, which read arrays, datasets, generators and loaders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import jax
 
 
 def resident_bytes(adapter: ArrayDataAdapter) -> int | None:
-    """Bytes that the adapter's arrays take on a device, or None when they cannot be kept there (sparse arrays)."""
+    """The bytes that the adapter's arrays take on a device, or None if they cannot live there (sparse arrays)."""
     leaves = jax.tree.leaves(adapted_arrays(adapter), is_leaf=lambda leaf: hasattr(leaf, "shape"))
     if any(hasattr(leaf, "todense") or hasattr(leaf, "dense_shape") for leaf in leaves):
         return None
@@ -33,23 +33,23 @@ def batches(adapter: DataAdapter) -> Iterator[Batch]:
 
 
 def reads_ahead(adapter: DataAdapter) -> bool:
-    """Whether workers fill a queue behind the adapter, so that a pass that was begun has to be gone on with."""
+    """Whether workers fill a queue behind the adapter, so that a pass, once started, has to be continued."""
     return getattr(adapter, "enqueuer", None) is not None
 
 
 def opens_once(adapter: DataAdapter) -> bool:
-    """Whether a pass that was begun cannot be begun anew: its order comes from inside, or workers are at it."""
+    """Whether a pass, once started, cannot be restarted: the source shuffles itself, or workers are reading it."""
     return isinstance(adapter, TFDatasetAdapter) or reads_ahead(adapter)
 
 
 def changes(adapter: DataAdapter) -> bool:
-    """Whether the source has something of its own to do when an epoch ends, such as to shuffle."""
+    """Whether the source does something of its own when an epoch begins or ends, such as shuffling."""
     kind = type(adapter.py_dataset) if isinstance(adapter, PyDatasetAdapter) else PyDataset
     return kind.on_epoch_begin is not PyDataset.on_epoch_begin or kind.on_epoch_end is not PyDataset.on_epoch_end
 
 
 def replay_epochs(adapter: DataAdapter, before_ends: list[Callable[[], None]]) -> None:
-    """Let a PyDataset do what it does around epochs, without reading them; each ends after one of `before_ends`."""
+    """Let a PyDataset begin and end past epochs without reading them; `before_ends` has one call for each end."""
     for before_end in before_ends:
         adapter.py_dataset.on_epoch_begin()
         before_end()
@@ -57,7 +57,7 @@ def replay_epochs(adapter: DataAdapter, before_ends: list[Callable[[], None]]) -
 
 
 def replay_passes(adapter: DataAdapter, passes: int) -> None:
-    """Open a source that often: it may draw a new order then, which is when its first batch is read."""
+    """Open a source `passes` times. Reading the first batch of a pass may draw a new order."""
     if not isinstance(adapter, PyDatasetAdapter):
         for _ in range(passes):
             next(batches(adapter), None)

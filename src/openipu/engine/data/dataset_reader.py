@@ -1,4 +1,4 @@
-"""The elements of a dataset, read ahead by a thread, dealt to replicas, and handed to programs."""
+"""Reads the elements of a dataset ahead, in a thread, so that programs need not wait for them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from openipu.engine.devices.dtypes import is_numeric, narrowed
-from openipu.engine.types import Tree
+from openipu.engine.types import Data, Tree
 from openipu.errors import InvalidArgumentError
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 
 from .slab import as_arrays
 
+if TYPE_CHECKING:
+    import tensorflow as tf
 
-def opener(dataset: Any) -> Callable[[], Iterator[Tree]]:
-    """How to go through `dataset` from its start: a `tf.data.Dataset`, any iterable, or a callable that gives one."""
+
+def opener(dataset: Data) -> Callable[[], Iterator[Tree]]:
+    """How to start a pass over `dataset`: a `tf.data.Dataset`, an iterable, or a function that returns one."""
     if hasattr(dataset, "as_numpy_iterator"):
         return lambda: iter(dataset.as_numpy_iterator())
     if callable(dataset) and not isinstance(dataset, Iterable):
@@ -33,30 +37,30 @@ def opener(dataset: Any) -> Callable[[], Iterator[Tree]]:
 
 
 def normal(element: Tree) -> Tree:
-    """An element as arrays of the dtypes that devices use."""
+    """An element as NumPy arrays, in dtypes that devices use."""
     arrays = as_arrays(element)
     for array in jax.tree.leaves(arrays):
         _check_numbers(array.dtype)
     return narrowed(arrays)
 
 
-def _check_numbers(dtype: Any) -> None:
+def _check_numbers(dtype: DTypeLike) -> None:
     if not is_numeric(dtype):
         raise ValueError(
             f"The dataset's elements have dtype {np.dtype(dtype).name}, but devices compute with numbers. Turn text or "
-            "objects into numbers in the dataset, for example by a `keras.layers.TextVectorization` in its `map`."
+            "objects into numbers in the dataset, for example with a `keras.layers.TextVectorization` in its `map`."
         )
 
 
-def describe(dataset: Any, open_: Callable[[], Iterator[Tree]]) -> tuple[Tree, Iterator[Tree] | None]:
-    """What one element looks like, and the pass that was begun to find out, with that element still in it."""
+def describe(dataset: Data, open_: Callable[[], Iterator[Tree]]) -> tuple[Tree, Iterator[Tree] | None]:
+    """The shapes of one element, and the pass that was started to see one, with that element still in it."""
     spec = getattr(dataset, "element_spec", None)
     if spec is not None:
         return _checked(jax.tree.map(_from_tensor_spec, spec)), None
     elements = open_()
     first = next(elements, None)
     if first is None:
-        raise ValueError("The dataset has no element. Give at least one.")
+        raise ValueError("The dataset has no elements. Give at least one.")
     first = normal(first)
     return _checked(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), first)), _chain(first, elements)
 
@@ -66,11 +70,11 @@ def _chain(first: Tree, rest: Iterator[Tree]) -> Iterator[Tree]:
     yield from rest
 
 
-def _from_tensor_spec(spec: Any) -> jax.ShapeDtypeStruct:
+def _from_tensor_spec(spec: tf.TensorSpec) -> jax.ShapeDtypeStruct:
     shape = spec.shape
     if shape.rank is None or not shape.is_fully_defined():
         raise ValueError(
-            f"The dataset's elements have shape {shape}, which is not fully defined. Give all of them the same shape: "
+            f"The dataset's elements have shape {shape}, which is not fully defined. Give all elements the same shape: "
             "`batch(size, drop_remainder=True)`, or `padded_batch`."
         )
     dtype = spec.dtype.as_numpy_dtype
@@ -80,17 +84,17 @@ def _from_tensor_spec(spec: Any) -> jax.ShapeDtypeStruct:
 
 def _checked(spec: Tree) -> Tree:
     if isinstance(spec, list | tuple) and any(isinstance(part, list) for part in spec):
-        raise ValueError("The dataset's elements have lists inside. Give tuples or dicts of arrays.")
+        raise ValueError("The dataset's elements have lists inside. Use tuples or dicts of arrays.")
     for leaf in jax.tree.leaves(spec):
         if 0 in leaf.shape:
             raise InvalidArgumentError(
-                f"The dataset's elements have shape {leaf.shape}, in which a dimension is 0. Leave out what is empty."
+                f"The dataset's elements have shape {leaf.shape}, in which a dimension is 0. Leave out empty arrays."
             )
     return spec
 
 
 class _Shared:
-    """What the thread that reads and those that take have in common; the thread must not keep the feed alive."""
+    """What the reading thread shares with those who take elements. It does not keep the reader alive."""
 
     def __init__(self, ahead: int) -> None:
         self.changed = threading.Condition()
@@ -115,7 +119,7 @@ def _read(shared: _Shared, elements: Iterator[Tree], spec: Tree) -> None:
                 return
         try:
             element = _alike(number, normal(next(elements)), spec)
-        except BaseException as error:  # kept until somebody asks for this element
+        except BaseException as error:  # raised when this element is asked for
             with shared.changed:
                 shared.end = error
                 shared.changed.notify_all()
@@ -134,22 +138,23 @@ def _alike(number: int, element: Tree, spec: Tree) -> Tree:
     if not same:
         raise ValueError(
             f"Element {number} of the dataset has {_text(actual)}, but the first one has {_text(expected)}. A program "
-            "has fixed shapes: leave out the last partial batch, or pad it (see `openipu.data`)."
+            "has fixed shapes: drop the last partial batch, or pad it (see `openipu.data`)."
         )
     return element
 
 
-def _text(leaves: list[Any]) -> str:
+def _text(leaves: list[np.ndarray | jax.ShapeDtypeStruct]) -> str:
     return ", ".join(f"{np.dtype(a.dtype).name}{list(a.shape)}" for a in leaves)
 
 
 class DatasetReader:
-    """The elements of a dataset, one after the other. A thread keeps `ahead` of them ready.
+    """Hands out the elements of a dataset in order, while a thread keeps the next ones ready.
 
-    It keeps as many ready as were ever taken at once, so that a loop's next slab is read while the current one runs.
+    It starts with `ahead` of them and grows to the most that were ever taken at once, so that a loop's next slab is
+    read while the current one runs.
     """
 
-    def __init__(self, dataset: Any, ahead: int) -> None:
+    def __init__(self, dataset: Data, ahead: int) -> None:
         self._open = opener(dataset)
         self.spec, self._begun = describe(dataset, self._open)
         self._ahead = ahead
@@ -157,7 +162,7 @@ class DatasetReader:
         self._back: deque[Tree] = deque()
 
     def restart(self) -> None:
-        """Begin again at the first element."""
+        """Start again at the first element."""
         self.stop()
         shared = self._shared = _Shared(self._ahead)
         weakref.finalize(self, shared.stop)
@@ -171,14 +176,14 @@ class DatasetReader:
         return self._shared is not None
 
     def stop(self) -> None:
-        """End the pass that is under way."""
+        """End the pass that is under way, if there is one."""
         if self._shared is not None:
             self._shared.stop()
         self._shared = None
         self._back.clear()
 
     def take(self, count: int) -> list[Tree]:
-        """The next `count` elements; fewer at the end of the data. An error of the dataset is raised here."""
+        """The next `count` elements, or fewer at the end of the data. An error in the dataset is raised here."""
         if self._shared is None:
             self.restart()
         taken = [self._back.popleft() for _ in range(min(count, len(self._back)))]
@@ -202,9 +207,9 @@ class DatasetReader:
 
     @property
     def at_hand(self) -> int:
-        """How many elements can be taken without waiting."""
+        """The number of elements that can be taken without waiting."""
         return len(self._back) + (len(self._shared.ready) if self._shared is not None else 0)
 
     def put_back(self, elements: list[Tree]) -> None:
-        """Let these be the next ones."""
+        """Return elements, which are then the next ones to be taken."""
         self._back.extendleft(reversed(elements))

@@ -1,12 +1,12 @@
-"""Slabs epoch by epoch.
+"""Cuts data into slabs, epoch by epoch.
 
 Who does what:
 - Keras' data adapters read every kind of source (arrays, tf.data, grain, PyDataset, DataLoader, generators).
-- A source (sources.py) hands out passes over that data; `ArraySource` deals in the order of samples only, because its
-  arrays are resident on the device, `StreamSource` in the batches themselves.
+- A source (sources.py) hands out passes over that data. The arrays of an `ArraySource` are resident on the device, so
+  its passes only hold the order of samples; those of a `StreamSource` hold the batches themselves.
 - `Feed` cuts passes into epochs and epochs into slabs of at most `steps_per_execution` batches.
 - The loop (loop/loop.py) runs one slab per launch.
-- `Position` (position.py) says where a feed is, so that a feed in another process can go on from there.
+- `Position` (position.py) says where a feed is, so that a feed in another process can continue from there.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .sources import Pass, Source
 
 @dataclass
 class Feed:
-    """Slabs epoch by epoch. With `steps_per_epoch`, an epoch goes on where the last one stopped.
+    """The slabs of each epoch. With `steps_per_epoch`, an epoch continues where the last one stopped.
 
-    `width`, `steps_per_epoch` and the steps of slabs count batches over all replicas.
+    `width` (the most batches in a slab), `steps_per_epoch` and the steps of slabs count batches over all replicas.
     """
 
     source: Source
@@ -36,24 +36,24 @@ class Feed:
 
     @property
     def num_steps(self) -> int | None:
-        """Steps in an epoch, None if nobody knows yet."""
+        """Steps in an epoch, or None if that is not known yet."""
         return self.steps_per_epoch or self.source.num_batches
 
     def restart(self) -> None:
-        """Begin the next epoch at the first batch."""
+        """Let the next epoch begin at the first batch."""
         self._pass = None
 
     def position(self) -> Position:
-        """Where the feed is: behind the slab that was given out last."""
+        """Where the feed is: just after the latest slab."""
         source = self.source
         return replace(self._here, batch_size=source.batch_size, opened=source.opened, ahead=random())
 
     def resume(self, position: Position) -> None:
-        """Let the next epoch begin at `position`, which another feed of the same data had reached."""
+        """Let the next epoch begin at `position`, which another feed over the same data had reached."""
         self._resume = position.for_batches_of(self.source.batch_size, self.source.num_batches)
 
     def epoch(self) -> Iterator[Slab]:
-        """Give the slabs of the next epoch."""
+        """The slabs of the next epoch."""
         resume, self._resume = self._resume, None
         self._here = replace(self._here, done=0) if resume is None else resume
         if resume is not None:
@@ -84,7 +84,7 @@ class Feed:
             )
 
     def _reopen(self, resume: Position) -> Slab | None:
-        """Come to a position within a pass; the slab behind it."""
+        """Return to a position within a pass, and read the first slab after it."""
         set_random(resume.opened)
         self._pass = self.source.start(self.width)
         self._pass.skip(resume.taken)
@@ -104,7 +104,7 @@ class Feed:
         return slab
 
     def _take(self, done: int, wanted: int) -> Slab | None:
-        """The next slab; a pass that ended exactly with the last epoch is followed by a new one."""
+        """The next slab. If the last pass ended exactly with the last epoch, a new pass starts."""
         if self._pass is not None:
             slab = self._pass.take(done, wanted)
             if slab is not None:

@@ -1,13 +1,14 @@
-"""What is decided before anything compiles: where a model runs, how many steps one launch takes, what stays resident.
+"""Decides how data reaches programs, before anything compiles: what stays resident, and how many steps a launch takes.
 
-Every rule about these numbers is checked here, with an error that says the numbers and the remedy.
+Every rule about these numbers is checked here.
 """
 
 from __future__ import annotations
 
 import logging
 import warnings
-from typing import Any
+from collections.abc import Mapping
+from typing import TypeVar
 
 from openipu import _validate as validate
 from openipu.engine.core.update_rules import round_up
@@ -15,6 +16,7 @@ from openipu.engine.devices.memory import RESIDENT_SHARE, SLAB_SHARE, free_memor
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.keras_compat import api as keras_api
+from openipu.engine.types import Data
 
 import keras
 
@@ -24,21 +26,26 @@ from .sources import ArraySource, Source, StreamSource
 
 log = logging.getLogger("openipu")
 
+Count = TypeVar("Count", int, int | None)
+
 
 def make_feed(
     where: Placement,
     steps_per_execution: int,
-    x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
+    x: Data,
+    y: Data = None,
+    sample_weight: Data = None,
     *,
     accumulated: int = 1,
     batch_size: int | None = None,
     steps: int | None = None,
     shuffle: bool | str = False,
-    class_weight: Any = None,
+    class_weight: Mapping[int, float] | None = None,
 ) -> Feed:
-    """How the given data reaches programs on `where`."""
+    """A feed of the given data for programs on `where`.
+
+    `accumulated` is the number of micro-batches per update: slabs that memory limits still hold whole updates.
+    """
     steps_per_execution = validate.count("steps_per_execution", steps_per_execution)
     batch_size = validate.count("batch_size", batch_size, optional=True)
     steps = validate.count("steps", steps, optional=True)
@@ -51,15 +58,15 @@ def make_feed(
     return Feed(source, _width(source, wanted, steps, where.replicas, accumulated), steps)
 
 
-def limited(name: str, limit: int | None, value: Any) -> Any:
-    """`value`, or the smaller limit that the user has set in `keras.config`; a warning says which one it is."""
+def limited(name: str, limit: int | None, value: Count) -> Count:
+    """`value`, or the smaller limit that the user has set in `keras.config`, with a warning."""
     if not limit or (value is not None and value <= limit):
         return value
     warnings.warn(f"Limited to {limit} by `keras.config.set_{name}({limit})`.", stacklevel=4)
     return limit
 
 
-def _source(adapter: Any, replicas: Replicas) -> Source:
+def _source(adapter: keras_api.DataAdapter, replicas: Replicas) -> Source:
     if not isinstance(adapter, keras_api.ArrayDataAdapter):
         return StreamSource(adapter, replicas)
     samples, _, _ = keras_api.array_order(adapter)
@@ -72,7 +79,7 @@ def _source(adapter: Any, replicas: Replicas) -> Source:
 
 
 def _width(source: Source, wanted: int, steps: int | None, replicas: Replicas, accumulated: int) -> int:
-    """Batches in one launch: those `wanted`, but no more than an epoch has or than memory holds."""
+    """Batches in one launch: as many as `wanted`, but no more than an epoch has or memory holds."""
     unit = replicas.count * accumulated
     ends = steps or source.num_batches
     width = wanted if ends is None else min(wanted, round_up(ends, replicas.count))
@@ -83,7 +90,7 @@ def _width(source: Source, wanted: int, steps: int | None, replicas: Replicas, a
         return width
     most = max(unit, most - most % unit)
     log.info(
-        "an execution takes %d steps instead of %d: more batches of %d bytes do not fit into %.0f %% of free memory",
+        "an execution takes %d steps instead of %d: more batches of %d bytes do not fit in %.0f %% of free memory",
         most // replicas.count, width // replicas.count, source.batch_bytes(), 100 * SLAB_SHARE,
     )  # fmt: skip
     return most

@@ -1,6 +1,6 @@
-"""Where a run is in its data, and the random sequences that order the data: NumPy's, Python's, and torch's if loaded.
+"""Where a run is in its data, and the random states that shuffle the data: NumPy's, Python's, and torch's if loaded.
 
-Keras' own random numbers (dropout) need nothing here: their seeds are variables of the model.
+Keras' own random numbers (dropout) are not covered here: their seeds are variables of the model.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 
 Random = dict[str, Any]
-"""The state of each random sequence by the name of its package."""
+"""The state of each random number generator, by the name of its package."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Position:
-    """How much of its data a feed has given out, and how to come there again.
+    """How much of its data a feed has handed out, and how to get there again.
 
-    `done` counts the steps of this epoch, `passes` the passes over the data that were begun, `taken` the batches taken
-    from the last of them, `step` all steps; a batch has `batch_size` rows, if that is known.
+    `done` counts the steps of this epoch, `passes` the started passes over the data, `taken` the batches taken from the
+    last pass, and `step` all steps. A batch has `batch_size` rows, if that is known.
 
-    Random sequences are those when the last pass was opened (`opened`), before the next slab was read (`ahead`, because
-    that happens while the last one still runs), and `now`. `ends` holds those with which earlier epochs ended, for data
-    that changes then.
+    `opened`, `ahead` and `now` are random states: when the last pass was opened, before the next slab was read (which
+    happens while the last one still runs), and now. `ends` has the random states at the ends of earlier epochs, for
+    data that changes then.
     """
 
     done: int = 0
@@ -41,7 +41,7 @@ class Position:
     ends: tuple[Random, ...] = ()
 
     def for_batches_of(self, batch_size: int | None, num_batches: int | None) -> Position:
-        """The same position in data that is cut into batches of another size, such as one replica's of several."""
+        """The same position in data that is cut into batches of another size."""
         if batch_size is None or self.batch_size is None or batch_size == self.batch_size:
             return self
         done = _rescale(self.done, self.batch_size, batch_size, num_batches)
@@ -49,21 +49,21 @@ class Position:
         return dataclasses.replace(self, done=done, taken=taken, batch_size=batch_size)
 
     def to_json(self) -> str:
-        """Text that `from_json` reads."""
+        """The position as text that `from_json` reads."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         random: dict[str, Any] = {name: _text(fields[name]) for name in ("opened", "ahead", "now")}
         return json.dumps(fields | random | {"ends": [_text(state) for state in self.ends]})
 
     @classmethod
     def from_json(cls, text: str) -> Position:
-        """The position behind a text."""
+        """The inverse of `to_json`."""
         fields: dict[str, Any] = json.loads(text)
         random: dict[str, Any] = {name: _state(fields[name]) for name in ("opened", "ahead", "now")}
         return cls(**fields | random | {"ends": tuple(map(_state, fields["ends"]))})
 
 
 def random() -> Random:
-    """The random sequences as they are."""
+    """The current random state."""
     state: Random = {"numpy": np.random.get_state(), "python": python.getstate()}
     if "torch" in sys.modules:
         state["torch"] = sys.modules["torch"].get_rng_state().numpy()
@@ -71,8 +71,8 @@ def random() -> Random:
 
 
 def set_random(state: Random | None) -> None:
-    """Let the random sequences go on from `state`."""
-    assert state is not None, "only a position that was saved has them all"
+    """Let random numbers continue from `state`."""
+    assert state is not None, "only a saved position has all random states"
     np.random.set_state(state["numpy"])
     python.setstate(state["python"])
     if "torch" in state and "torch" in sys.modules:
@@ -91,7 +91,7 @@ def _rescale(batches: int, old: int, new: int, num_batches: int | None) -> int:
 
 
 def _text(state: Random) -> dict[str, Any]:
-    """The state as JSON knows it."""
+    """A random state in types that JSON can hold."""
     name, keys, *rest = state["numpy"]
     version, words, gauss = state["python"]
     text = {"numpy": [name, _encode(keys), *rest], "python": [version, _encode(np.asarray(words, np.uint32)), gauss]}
@@ -99,6 +99,7 @@ def _text(state: Random) -> dict[str, Any]:
 
 
 def _state(text: dict[str, Any]) -> Random:
+    """The inverse of `_text`."""
     name, keys, *rest = text["numpy"]
     version, words, gauss = text["python"]
     state: Random = {
@@ -112,5 +113,5 @@ def _encode(words: np.ndarray) -> str:
     return base64.b64encode(words.tobytes()).decode("ascii")
 
 
-def _decode(text: str, dtype: Any) -> np.ndarray:
+def _decode(text: str, dtype: type[np.generic]) -> np.ndarray:
     return np.frombuffer(base64.b64decode(text), dtype)

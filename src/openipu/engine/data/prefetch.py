@@ -1,4 +1,4 @@
-"""Slabs that are built early, while an execution runs."""
+"""Builds slabs early, while an execution runs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from .slab import Slab
 
 
 class Prefetch:
-    """An iterator whose next elements can be made early. An error in making one is kept until it is asked for."""
+    """An iterator over slabs that can build up to `depth` of them early. An error waits until its slab is asked for."""
 
     def __init__(self, slabs: Iterator[Slab], depth: int = 1) -> None:
         self._slabs, self._depth = slabs, depth
         self._ready: collections.deque[Slab] = collections.deque()
         self._error: BaseException | None = None
         self.ended = False
-        """Whether it is known that there is no next element, where the depth is 1."""
+        """Whether the end of the data has been reached. With a depth of 1, there is then no next slab."""
 
     def prepare(self) -> None:
-        """Make the next elements."""
+        """Build slabs until `depth` of them are ready."""
         while len(self._ready) < self._depth and self._error is None and not self.ended:
             try:
                 self._ready.append(next(self._slabs))
@@ -39,5 +39,5 @@ class Prefetch:
             try:
                 raise error
             finally:
-                del error  # or this frame and the error would hold each other, and with them the data
+                del error  # otherwise this frame and the error keep each other, and the data, alive
         return next(self._slabs)

@@ -1,15 +1,14 @@
-"""What one execution processes, as arrays of static shape.
+"""The data of one execution, as arrays of static shape.
 
-[Note: the last partial batch] is not padded. It is the `tail` of its slab and runs as a step of its own size at the
-end of the same program, so that BatchNormalization, custom losses, custom metrics and custom train steps see exactly
-the rows that plain Keras shows them.
+[Note: the last partial batch] The last partial batch is not padded. It is the `tail` of its slab and runs as a smaller
+step at the end of the same program, so that BatchNormalization, custom losses, custom metrics and custom train steps
+see exactly the rows that plain Keras shows them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.types import Tree
@@ -18,16 +17,16 @@ import jax
 import numpy as np
 
 SMALL_SLAB = 64 << 10
-"""Bytes up to which a slab is not sent ahead but travels with its launch, which then is one call to JAX less."""
+"""Slabs up to this many bytes are not sent ahead but travel with the launch, which saves a call to JAX."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """What one execution processes: `count` equal batches stacked in `body`, then perhaps one smaller `tail`.
+    """The data of one execution: `count` equal batches stacked in `body`, and possibly a smaller `tail`.
 
-    Axis 0 of `body` is the step, axis 1 the replica: batch number i of the slab goes to replica i mod R. It may have
-    room for more than `count` batches (its shape is static, the trip count is not) and is None when only a tail is
-    left. `tail` is always given, and ignored without `has_tail`, when its size is known before the end of the data.
+    Axis 0 of `body` is the step, axis 1 the replica: batch i of the slab goes to replica i mod R. `body` may have room
+    for more than `count` batches, because its shape is static but the number of steps is not. It is None if only a tail
+    is left. If the size of the tail is known early, every slab has a `tail`, which is ignored unless `has_tail`.
     """
 
     begin: int
@@ -43,12 +42,12 @@ class Slab:
 
     @property
     def end(self) -> int:
-        """Index of the last step, as callbacks count."""
+        """The index of the last step, as callbacks count."""
         return self.begin + self.steps - 1
 
 
 def send_slab(begin: int, count: int, body: Tree, tail: Tree, has_tail: bool, replicas: Replicas) -> Slab:
-    """Send a slab to the devices, its batches dealt to the replicas in turn."""
+    """Send a slab to the devices, with its batches dealt to the replicas in turn."""
     dealt = jax.tree.map(lambda a: a.reshape(-1, replicas.count, *a.shape[1:]), body)
     if replicas.count == 1 and sum(a.nbytes for a in jax.tree.leaves((dealt, tail))) <= SMALL_SLAB:
         return Slab(begin, count, dealt, tail, has_tail)
@@ -62,12 +61,12 @@ def as_arrays(batch: Tree) -> Tree:
     return jax.tree.map(_dense, batch, is_leaf=lambda leaf: hasattr(leaf, "todense"))
 
 
-def _dense(leaf: Any) -> np.ndarray:
+def _dense(leaf: object) -> np.ndarray:
     return np.asarray(leaf.todense() if hasattr(leaf, "todense") else leaf)
 
 
-def spec_of(batch: Tree) -> tuple[Any, Any]:
-    """The structure, shapes and dtypes of a batch."""
+def spec_of(batch: Tree) -> tuple[jax.tree_util.PyTreeDef, list[tuple[tuple[int, ...], np.dtype]]]:
+    """The structure, shapes and dtypes of a batch, to compare batches by."""
     return jax.tree.structure(batch), [(a.shape, a.dtype) for a in jax.tree.leaves(batch)]
 
 
@@ -83,7 +82,7 @@ def is_tail(batch: Tree, full: Tree) -> bool:
 
 
 def stack_rows(rows: Sequence[np.ndarray], width: int) -> np.ndarray:
-    """Rows stacked into an array of `width` rows; what is left over is zero."""
+    """Rows stacked into an array with room for `width` rows; the unused ones are zero."""
     stacked = np.zeros((width, *rows[0].shape), rows[0].dtype)
     for i, row in enumerate(rows):
         stacked[i] = row

@@ -1,11 +1,11 @@
-"""Data that can be passed over any number of times: arrays that are resident on the device, and streams of batches."""
+"""Data that can be read in any number of passes: arrays that are resident on the device, and streams of batches."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.keras_compat import api as keras_api
@@ -20,23 +20,23 @@ from .slab import Slab, as_arrays, is_tail, send_slab, spec_of, stack_rows
 
 
 class Pass(Protocol):
-    """One run through the data from its first sample to its last."""
+    """One pass through the data, from its first sample to its last."""
 
     def take(self, begin: int, steps: int) -> Slab | None:
-        """The next at most `steps` batches, or None at the end of the data."""
+        """A slab of up to `steps` batches whose first step is number `begin`, or None at the end of the data."""
 
     def skip(self, steps: int) -> None:
-        """Leave out that many batches."""
+        """Skip the next `steps` batches."""
 
 
 class Source(Protocol):
-    """Data that can be passed over."""
+    """Data that can be read in any number of passes."""
 
     resident: Tree
     num_batches: int | None
     batch_size: int | None
     opened: Random
-    """The random sequences when the pass that was started last was opened."""
+    """The random state when the latest pass was opened."""
     changes: bool
     """Whether the data may change when an epoch ends."""
 
@@ -44,10 +44,10 @@ class Source(Protocol):
         """A new pass whose slabs are `width` batches wide."""
 
     def replay(self, position: Position) -> None:
-        """Bring new data to where it was when the pass of `position` was opened, without reading earlier passes."""
+        """Bring fresh data to its state when the pass of `position` was opened, without reading earlier passes."""
 
     def first_batch(self) -> Tree:
-        """The first batch of a pass of its own, as host arrays."""
+        """The first batch of a separate pass, as host arrays."""
 
     def batch_bytes(self) -> int:
         """Bytes that one batch adds to a slab."""
@@ -56,13 +56,13 @@ class Source(Protocol):
         """Called before the first batch of an epoch is read."""
 
     def end_epoch(self) -> None:
-        """Called after the last batch of an epoch was read, also when training stops in the middle of it."""
+        """Called after the last batch of an epoch was read, and when training stops in the middle of an epoch."""
 
 
 class ArraySource:
-    """Arrays made resident on the device once; a slab holds row numbers, and the program gathers its batches."""
+    """Arrays that are resident on the device. A slab holds row numbers, and the program gathers its batches."""
 
-    def __init__(self, adapter: Any, replicas: Replicas) -> None:
+    def __init__(self, adapter: keras_api.ArrayDataAdapter, replicas: Replicas) -> None:
         self._samples, batch, self._shuffle = keras_api.array_order(adapter)
         self._batch = min(batch, self._samples)
         self.batch_size: int | None = self._batch
@@ -73,12 +73,12 @@ class ArraySource:
         self.resident: Tree = jax.device_put(self._host, replicas.everywhere())
 
     def start(self, width: int) -> _ArrayPass:
-        """Begin a pass in a new order."""
+        """Start a pass in a new order."""
         self.opened = random()
         return _ArrayPass(self._order(), self._batch, width, self._replicas)
 
     def replay(self, position: Position) -> None:
-        """Nothing: each order is drawn from NumPy's random sequence alone."""
+        """Do nothing: the order depends on NumPy's random state alone."""
 
     def first_batch(self) -> Tree:
         """Gather the first batch on the host."""
@@ -90,13 +90,13 @@ class ArraySource:
         return 4 * self._batch
 
     def begin_epoch(self) -> None:
-        """Nothing: arrays know no epochs."""
+        """Do nothing: arrays do not change between epochs."""
 
     def end_epoch(self) -> None:
-        """Nothing: arrays know no epochs."""
+        """Do nothing: arrays do not change between epochs."""
 
     def _order(self) -> np.ndarray:
-        """Row numbers in the order of plain Keras, drawn from the same random sequence."""
+        """Row numbers in the order of plain Keras, drawn from the same random numbers."""
         if self._shuffle == "batch":
             starts = range(0, self._samples, self._batch)
             sizes = [min(self._batch, self._samples - s) for s in starts]
@@ -129,12 +129,12 @@ class _ArrayPass:
 class StreamSource:
     """Batches as they come from a data adapter, stacked on the host and sent one slab at a time.
 
-    [Note: who opens the data] Opening a shuffled source moves its random sequence on. Plain Keras opens it once when
-    it has to see a batch to build the model, and once per pass. So a batch that was only read to learn its size is kept
-    for whichever of the two comes next.
+    [Note: who opens the data] Opening a shuffled source advances its random state. Plain Keras opens it once when it
+    needs a batch to build the model, and once per pass. So a batch that was only read to learn its size is kept for
+    whichever of the two comes next.
     """
 
-    def __init__(self, adapter: Any, replicas: Replicas) -> None:
+    def __init__(self, adapter: keras_api.DataAdapter, replicas: Replicas) -> None:
         self._adapter, self._replicas = adapter, replicas
         self.resident: Tree = None
         self.num_batches: int | None = adapter.num_batches
@@ -143,7 +143,7 @@ class StreamSource:
         self._peeked: tuple[Tree, Iterator[Tree]] | None = None
 
     def start(self, width: int) -> _StreamPass:
-        """Begin a pass, with the batch that was read to learn its size, if one was."""
+        """Start a pass. A batch that was already read to learn its size comes first."""
         peeked, self._peeked = self._peeked, None
         if not peeked:
             self.opened = random()
@@ -151,9 +151,9 @@ class StreamSource:
         return _StreamPass(batches, width, self._replicas)
 
     def replay(self, position: Position) -> None:
-        """End the epochs that were ended, and open the data as often as it was.
+        """End as many epochs, and open the data as many times, as happened before `position`.
 
-        A pass that was begun to learn the size of a batch is the first one.
+        A pass that was started to learn the size of a batch counts as the first one.
         """
         begun, passes = self._peeked is not None, position.passes - 1
         if passes or not adapters.opens_once(self._adapter):
@@ -162,7 +162,7 @@ class StreamSource:
         adapters.replay_passes(self._adapter, passes - begun)
 
     def first_batch(self) -> Tree:
-        """Read one batch to build the model from."""
+        """Read one batch, for building the model."""
         batch, _ = self._peek()
         if not adapters.reads_ahead(self._adapter):
             self._peeked = None
@@ -174,11 +174,11 @@ class StreamSource:
         return sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(as_arrays(batch)))
 
     def begin_epoch(self) -> None:
-        """Tell the adapter, which may start workers."""
+        """Notify the adapter, which may start workers."""
         self._adapter.on_epoch_begin()
 
     def end_epoch(self) -> None:
-        """Tell the adapter, which may stop workers or reshuffle."""
+        """Notify the adapter, which may stop workers or reshuffle."""
         self._adapter.on_epoch_end()
 
     def _peek(self) -> tuple[Tree, Iterator[Tree]]:
@@ -188,7 +188,7 @@ class StreamSource:
             batch = next(batches, None)
             if batch is None:
                 raise ValueError(
-                    "The data source is empty: it gave 0 batches. Give at least one batch; a generator that was "
+                    "The data source is empty: it gave 0 batches. Give at least one batch; a generator that is "
                     "already used up cannot be read a second time."
                 )
             self._peeked = batch, batches
@@ -219,7 +219,7 @@ class _StreamPass:
                 self._full = batch
 
     def _read(self, steps: int) -> tuple[list[Tree], Tree]:
-        """Up to `steps` batches of one shape, and the batch of another shape that ended them, if one did."""
+        """Up to `steps` batches of one shape, and the batch of another shape that followed them, if there was one."""
         alike: list[Tree] = []
         for batch in itertools.islice(self._batches, steps):
             if (not alike and is_tail(batch, self._full)) or (alike and spec_of(batch) != spec_of(alike[0])):

@@ -1,1 +1,1 @@
-"""fit, evaluate and predict of a Keras model."""
+"""Runs `fit`, `evaluate` and `predict` of a Keras model."""

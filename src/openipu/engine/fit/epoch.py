@@ -1,10 +1,9 @@
-"""One epoch of a model: what happens around each launch, with callbacks told after it or while it runs."""
+"""One epoch of a model: what happens around each launch, with callbacks called after it or while it runs."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 from openipu.engine.core.state import Logs, Mode
 from openipu.engine.data.slab import Slab
@@ -13,17 +12,21 @@ from openipu.engine.host_io.step_logs import CallbackTeller, StepLogs
 from openipu.engine.loop.driver import Launched
 from openipu.engine.loop.interrupts import uninterrupted
 from openipu.engine.loop.loop import Loop, Result
+from openipu.engine.types import Tree
 
 import jax
+import keras
 import numpy as np
 
 from .state_in_flight import StateInFlight
 
 
 class Epoch:
-    """An epoch whose callbacks hear of each execution when it has been launched."""
+    """An epoch whose callbacks are called once for each execution, after its launch."""
 
-    def __init__(self, mode: Mode, loop: Loop, held: StateInFlight, source: Source, callbacks: Any) -> None:
+    def __init__(
+        self, mode: Mode, loop: Loop, held: StateInFlight, source: Source, callbacks: keras.callbacks.CallbackList
+    ) -> None:
         self._mode, self._loop, self._source = mode, loop, source
         self.held = held
         self._began: Callable[[int], None] = getattr(callbacks, f"on_{mode}_batch_begin")
@@ -36,34 +39,40 @@ class Epoch:
             results: list[Result] = self.held.run(self._loop.execute, self._source.resident, slab)
         return results
 
-    def tell(self, launched: Launched) -> Any:
-        """Tell the callbacks about a launch; gives its logs, or outputs."""
+    def tell(self, launched: Launched) -> Tree:
+        """Call the callbacks after a launch, and return its logs or outputs."""
         value = self._value(launched.results)
         self._ended(launched.slab.end, {"outputs": value} if self._mode == "predict" else value)
         return value
 
     def sync(self) -> None:
-        """Give the running state back to the model's variables."""
+        """Put the running state back into the model's variables."""
         self.held.sync()
 
-    def _value(self, results: list[Result]) -> Any:
+    def _value(self, results: list[Result]) -> Tree:
         if self._mode == "predict":
             return concatenate([result.rows() for result in results])
         return results[-1].value
 
 
 class LiveEpoch(Epoch):
-    """An epoch whose callbacks hear of each step while its execution runs."""
+    """An epoch whose callbacks are called for each step, while its execution runs."""
 
     def __init__(
-        self, mode: Mode, loop: Loop, held: StateInFlight, source: Source, callbacks: Any, live: StepLogs
+        self,
+        mode: Mode,
+        loop: Loop,
+        held: StateInFlight,
+        source: Source,
+        callbacks: keras.callbacks.CallbackList,
+        live: StepLogs,
     ) -> None:
         super().__init__(mode, loop, held, source, callbacks)
         self._live = live
         self._teller: CallbackTeller | None = None
 
     def execute(self, slab: Slab, meanwhile: Callable[[], None]) -> list[Result]:
-        """Run a slab on the model's state and tell the callbacks about its steps."""
+        """Run a slab on the model's state and call the callbacks for its steps."""
         logs_of = _batch_outputs if self._mode == "predict" else lambda logs, _: logs
         self._teller = CallbackTeller(self._live, slab, self._began, self._ended, logs_of)
         launch = functools.partial(self._teller.launch, meanwhile=meanwhile)
@@ -72,8 +81,8 @@ class LiveEpoch(Epoch):
             raise self._live.error
         return results
 
-    def tell(self, launched: Launched) -> Any:
-        """Tell the callbacks about the steps that they have not heard of; gives the launch's logs, or outputs."""
+    def tell(self, launched: Launched) -> Tree:
+        """Call the callbacks for the steps that are still missing, and return the launch's logs or outputs."""
         value, teller = self._value(launched.results), self._teller
         assert teller is not None
         self._teller = None  # it holds the slab
@@ -82,7 +91,7 @@ class LiveEpoch(Epoch):
         return value
 
     def sync(self) -> None:
-        """Give the state back to the model's variables. A running execution ends before that."""
+        """Put the state back into the model's variables, after waiting for a running execution."""
         running = self._live.finish()
         if running is not None:
             self.held.show(running[1])
@@ -90,24 +99,29 @@ class LiveEpoch(Epoch):
 
 
 def make_epoch(
-    mode: Mode, loop: Loop, held: StateInFlight, source: Source, callbacks: Any, live: StepLogs | None
+    mode: Mode,
+    loop: Loop,
+    held: StateInFlight,
+    source: Source,
+    callbacks: keras.callbacks.CallbackList,
+    live: StepLogs | None,
 ) -> Epoch:
-    """An epoch that tells callbacks about each step if there is `live`, else about each execution."""
+    """An epoch that calls callbacks for each step if there is `live`, else for each execution."""
     if live is None:
         return Epoch(mode, loop, held, source, callbacks)
     return LiveEpoch(mode, loop, held, source, callbacks, live)
 
 
-def concatenate(blocks: list[Any]) -> Any:
-    """The rows of all blocks, in their order."""
+def concatenate(blocks: list[Tree]) -> Tree:
+    """The rows of all blocks, in order."""
     return jax.tree.map(lambda *parts: np.concatenate(parts) if len(parts) > 1 else parts[0], *blocks)
 
 
-def _batch_outputs(outputs: Any, replica: int) -> Logs:
+def _batch_outputs(outputs: Tree, replica: int) -> Logs:
     return {"outputs": jax.tree.map(lambda a: a[replica], outputs)}
 
 
-def _outputs_of(rows: Any, slab: Slab, batch: int) -> Logs:
+def _outputs_of(rows: Tree, slab: Slab, batch: int) -> Logs:
     size = 0 if slab.body is None else jax.tree.leaves(slab.body)[0].shape[2]
     stop = (batch + 1) * size if batch < slab.count else None
     return {"outputs": jax.tree.map(lambda a: a[batch * size : stop], rows)}

@@ -1,14 +1,14 @@
-"""fit, evaluate and predict on the host: feed a slab, launch it, tell the callbacks, repeat.
+"""`fit`, `evaluate` and `predict` on the host: feed a slab, launch it, call the callbacks, repeat.
 
-Who does what: data/make_feed.py decides, session.py runs an epoch. Here is only the order in which things happen, which
-is Keras' order.
+Who does what: data/make_feed.py decides how data is fed, session.py runs an epoch, and validation.py validates after
+one. This file only defines the order in which things happen, which is Keras' order.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from openipu import _validate as validate
 from openipu.engine.core.options import MetricReduction
@@ -19,35 +19,41 @@ from openipu.engine.data.make_feed import limited, make_feed
 from openipu.engine.devices.placement import placement_on
 from openipu.engine.keras_compat import api as keras_api
 from openipu.engine.keras_compat.build_model import build, build_for_predict, is_built
+from openipu.engine.types import Data, Tree
 
 import keras
+from keras.callbacks import Callback, CallbackList
 
 from .epoch import concatenate
 from .notices import describe_updates
 from .session import ResumePoint, Session
+from .validation import Validation
 
 log = logging.getLogger("openipu")
+
+Callbacks: TypeAlias = Callback | Sequence[Callback] | CallbackList | None
+"""What users pass as `callbacks`."""
 
 
 def fit(
     session: Session,
-    x: Any = None,
-    y: Any = None,
+    x: Data = None,
+    y: Data = None,
     batch_size: int | None = None,
     epochs: int = 1,
-    verbose: Any = "auto",
-    callbacks: Any = None,
+    verbose: str | int = "auto",
+    callbacks: Callbacks = None,
     validation_split: float = 0.0,
-    validation_data: Any = None,
+    validation_data: Data = None,
     shuffle: bool | str = True,
-    class_weight: Any = None,
-    sample_weight: Any = None,
+    class_weight: Mapping[int, float] | None = None,
+    sample_weight: Data = None,
     initial_epoch: int = 0,
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
     validation_batch_size: int | None = None,
-    validation_freq: Any = 1,
-) -> Any:
+    validation_freq: int | Collection[int] = 1,
+) -> keras.callbacks.History:
     """Train, as `keras.Model.fit` does."""
     model = session.model
     keras_api.assert_compiled(model, "fit")
@@ -65,6 +71,7 @@ def fit(
         (x, y, sample_weight), validation_data = keras_api.train_validation_split(
             (x, y, sample_weight), validation_split=validation_split
         )
+    validation = Validation(validation_data, validation_freq, validation_batch_size or batch_size, validation_steps)
     _build_early(session, x, y, sample_weight, batch_size)
     place = session.reserve_place()
     feed = make_feed(
@@ -74,34 +81,23 @@ def fit(
     )  # fmt: skip
     log.info("%s: %s", model.name, describe_updates(feed, place.replicas, options))
     build(model, feed.source.first_batch)
-    callbacks = _callback_list(model, callbacks, add_history=True, verbose=verbose, epochs=epochs, steps=feed.num_steps)
+    container = _callback_list(model, callbacks, add_history=True, verbose=verbose, epochs=epochs, steps=feed.num_steps)
+    return _train(session, feed, container, validation, initial_epoch, epochs)
+
+
+def _train(
+    session: Session, feed: Feed, callbacks: CallbackList, validation: Validation, initial_epoch: int, epochs: int
+) -> keras.callbacks.History:
+    """All epochs of a `fit`, with what happens before and after them."""
+    model = session.model
     session.validation = session.resume = session.keeper = None
     session.callbacks = callbacks
     model.stop_training = False
-    epoch_logs: Logs = {}
+    logs: Logs = {}
     callbacks.on_train_begin()
     try:
-        if session.resume is None:
-            todo = range(keras_api.start_epoch(model, initial_epoch), epochs)
-        else:
-            todo = _left(session.resume, initial_epoch, epochs)
-        for epoch in todo:
-            model.reset_metrics()
-            callbacks.on_epoch_begin(epoch)
-            epoch_logs = _run_metrics(session, "train", feed, callbacks, lambda: model.stop_training)
-            if validation_data is not None and keras_api.should_evaluate(model, epoch, validation_freq):
-                val_x, val_y, val_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
-                settings: Any = {"batch_size": validation_batch_size or batch_size, "steps": validation_steps}
-                session.validation = session.validation or make_feed(
-                    session.reserve_place(), model.steps_per_execution, val_x, val_y, val_weight, **settings
-                )
-                # Through the model, because a user's class may have an `evaluate` of its own.
-                values = model.evaluate(
-                    val_x, val_y, sample_weight=val_weight, **settings,
-                    callbacks=callbacks, return_dict=True, _use_cached_eval_dataset=True,
-                )  # fmt: skip
-                epoch_logs |= {f"val_{name}": value for name, value in values.items()}
-            callbacks.on_epoch_end(epoch, epoch_logs)
+        for epoch in _epochs(session, initial_epoch, epochs):
+            logs = _train_epoch(session, feed, callbacks, validation, epoch)
             if model.stop_training:
                 break
     finally:
@@ -110,20 +106,39 @@ def fit(
         session.validation = session.resume = session.keeper = session.callbacks = None
         if epochs > 0:
             _finalize(model)
-    callbacks.on_train_end(logs=epoch_logs)
+    callbacks.on_train_end(logs=logs)
     return model.history
 
 
-def _left(resume: ResumePoint, initial_epoch: int, epochs: int) -> range:
-    """The epochs left to a run that goes on, with the one it is in, of which perhaps only the end is left.
+def _train_epoch(session: Session, feed: Feed, callbacks: CallbackList, validation: Validation, epoch: int) -> Logs:
+    """One epoch of training, and the validation after it if that is due. Returns the logs of both."""
+    model = session.model
+    model.reset_metrics()
+    callbacks.on_epoch_begin(epoch)
+    logs = _run_metrics(session, "train", feed, callbacks, lambda: model.stop_training)
+    if validation.is_due(model, epoch):
+        logs |= validation.run(session, callbacks)
+    callbacks.on_epoch_end(epoch, logs)
+    return logs
 
-    The moment knows where it is, so `initial_epoch` decides nothing; it must only not be beyond what was trained.
+
+def _epochs(session: Session, initial_epoch: int, epochs: int) -> range:
+    """The epochs to train, from the first one or from where a checkpoint resumes."""
+    if session.resume is None:
+        return range(keras_api.start_epoch(session.model, initial_epoch), epochs)
+    return _left(session.resume, initial_epoch, epochs)
+
+
+def _left(resume: ResumePoint, initial_epoch: int, epochs: int) -> range:
+    """The epochs left to a resumed run, including the one it is in, of which perhaps only the end is left.
+
+    The checkpoint says where the run is, so `initial_epoch` has no effect. It only must not skip epochs.
     """
     here = resume.epoch
     if initial_epoch > here + 1:
         raise ValueError(
             f"`initial_epoch` is {initial_epoch}, but the newest checkpoint is in epoch {here} (counted from 0), so "
-            f"epochs are missing. Give at most {here + 1} to go on from it, or another folder to begin anew."
+            f"epochs are missing. Give at most {here + 1} to resume from it, or another folder to start over."
         )
     if here >= epochs:
         log.warning(
@@ -135,18 +150,18 @@ def _left(resume: ResumePoint, initial_epoch: int, epochs: int) -> range:
 
 def evaluate(
     session: Session,
-    x: Any = None,
-    y: Any = None,
+    x: Data = None,
+    y: Data = None,
     batch_size: int | None = None,
-    verbose: Any = "auto",
-    sample_weight: Any = None,
+    verbose: str | int = "auto",
+    sample_weight: Data = None,
     steps: int | None = None,
-    callbacks: Any = None,
+    callbacks: Callbacks = None,
     return_dict: bool = False,
     *,
     _use_cached_eval_dataset: bool = False,
 ) -> Any:
-    """Losses and metrics over the data, as `keras.Model.evaluate` gives them."""
+    """Losses and metrics over the data, as `keras.Model.evaluate` returns them."""
     model = session.model
     keras_api.assert_compiled(model, "evaluate")
     feed = session.validation if _use_cached_eval_dataset else None
@@ -154,13 +169,13 @@ def evaluate(
     feed = feed or make_feed(
         session.reserve_place(), model.steps_per_execution, x, y, sample_weight, batch_size=batch_size, steps=steps
     )
-    callbacks = _callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
-    logs = _evaluate(session, feed, callbacks)
+    container = _callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
+    logs = _evaluate(session, feed, container)
     return logs if return_dict else keras_api.in_order(model, logs)
 
 
-def _build_early(session: Session, x: Any, y: Any, sample_weight: Any, batch_size: int | None) -> None:
-    """Build a pipelined model that is not built: how many devices it takes is known only then."""
+def _build_early(session: Session, x: Data, y: Data, sample_weight: Data, batch_size: int | None) -> None:
+    """Build a pipelined model that is not built yet, because only then the number of its devices is known."""
     model = session.model
     if not session.pipelined or is_built(model) or isinstance(x, Iterator):
         return
@@ -168,7 +183,7 @@ def _build_early(session: Session, x: Any, y: Any, sample_weight: Any, batch_siz
     build_for_predict(model, feed.source.first_batch)
 
 
-def _evaluate(session: Session, feed: Feed, callbacks: Any) -> Logs:
+def _evaluate(session: Session, feed: Feed, callbacks: CallbackList) -> Logs:
     model = session.model
     feed.restart()
     build(model, feed.source.first_batch)
@@ -180,8 +195,10 @@ def _evaluate(session: Session, feed: Feed, callbacks: Any) -> Logs:
     return dict(logs)
 
 
-def _run_metrics(session: Session, mode: Mode, feed: Feed, callbacks: Any, stopped: Callable[[], bool]) -> Logs:
-    """One epoch of training or evaluation; its logs."""
+def _run_metrics(
+    session: Session, mode: Mode, feed: Feed, callbacks: CallbackList, stopped: Callable[[], bool]
+) -> Logs:
+    """Run one epoch of training or evaluation, and return its logs."""
     logs: Logs | None = None
     for latest in session.epoch(mode, feed, callbacks):
         logs = latest
@@ -196,40 +213,40 @@ def _run_metrics(session: Session, mode: Mode, feed: Feed, callbacks: Any, stopp
 
 def predict(
     session: Session,
-    x: Any,
+    x: Data,
     batch_size: int | None = None,
-    verbose: Any = "auto",
+    verbose: str | int = "auto",
     steps: int | None = None,
-    callbacks: Any = None,
-) -> Any:
-    """The model's outputs for every row of the data, in its order."""
+    callbacks: Callbacks = None,
+) -> Tree:
+    """The model's outputs for every row of the data, in data order."""
     model = session.model
     _build_early(session, x, None, None, batch_size)
     feed = make_feed(session.reserve_place(), model.steps_per_execution, x, batch_size=batch_size, steps=steps)
     build_for_predict(model, feed.source.first_batch)
-    callbacks = _callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
+    container = _callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
     model.stop_predicting = False
-    callbacks.on_predict_begin()
+    container.on_predict_begin()
     blocks = []
-    for outputs in session.epoch("predict", feed, callbacks):
+    for outputs in session.epoch("predict", feed, container):
         blocks.append(outputs)
         if model.stop_predicting:
             break
-    callbacks.on_predict_end()
+    container.on_predict_end()
     if not blocks:
         raise ValueError("The data source gave no batch to predict. Give at least one batch.")
     return concatenate(blocks)
 
 
-def _callback_list(model: Any, callbacks: Any, **settings: Any) -> Any:
-    """Keras' container of callbacks; one that is already there (validation inside `fit`) is used as is."""
+def _callback_list(model: keras.Model, callbacks: Callbacks, **settings: Any) -> CallbackList:
+    """Keras' container of callbacks. If there is one already (validation inside `fit`), it is used as is."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
     verbose = settings["verbose"]
     return keras.callbacks.CallbackList(callbacks, add_progbar=verbose != 0, model=model, **settings)
 
 
-def _finalize(model: Any) -> None:
-    """What an optimizer does to the weights when training ends, such as writing averages back."""
+def _finalize(model: keras.Model) -> None:
+    """Let the optimizer do what it does to the weights when training ends, such as writing back averages."""
     if isinstance(model.optimizer, keras.optimizers.Optimizer):
         model.optimizer.finalize_variable_values(model.trainable_weights)

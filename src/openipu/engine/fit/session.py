@@ -1,7 +1,7 @@
-"""A model under a strategy: who owns its loops, and its state while they run.
+"""A model under a strategy: its loops, and its state while they run.
 
-Who does what: step_function.py makes the loop of a mode, state_in_flight.py keeps the state, data/feed.py cuts the
-data, loop/driver.py launches slab after slab, and epoch.py tells the callbacks. `Session` puts them together.
+Who does what: step_function.py makes the loop for a mode, state_in_flight.py keeps the state, data/feed.py cuts the
+data into slabs, loop/driver.py launches slab after slab, and epoch.py calls the callbacks. `Session` joins them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from openipu.engine.loop.driver import launches
 from openipu.engine.loop.loop import Result
 from openipu.engine.pipeline.build.keras_pipeline import KerasPipeline, make_keras_pipeline
 from openipu.engine.pipeline.partition.assignment import is_pipelined
+from openipu.engine.types import Tree
+
+import keras
 
 from .epoch import Epoch, make_epoch
 from .notices import mention_jit, refuse_eager
@@ -34,9 +37,9 @@ from .step_function import StepFunction
 class ResumePoint:
     """A running `fit` between two executions: everything that another process needs to resume it.
 
-    `state` is a `StateInFlight.snapshot`, `epoch` Keras' number of the epoch, `ended` whether the epoch had its last
-    execution, and `logs` are those of the last execution. `resumed` is called when everything is in place; by then
-    `on_epoch_begin` has been called again.
+    `state` is a `StateInFlight.snapshot`, `epoch` is Keras' number of the epoch, `ended` says whether its last
+    execution is done, and `logs` are those of the last execution. `resumed` is called when everything is in place,
+    after `on_epoch_begin` has been called again.
     """
 
     epoch: int
@@ -47,42 +50,50 @@ class ResumePoint:
     resumed: Callable[[], None]
 
 
+class Strategy(Protocol):
+    """What a session needs of a strategy."""
+
+    @property
+    def system(self) -> systems.System:
+        """The devices that the strategy uses under the current configuration."""
+
+
 class CheckpointKeeper(Protocol):
-    """Somebody who saves a running `fit` between its executions."""
+    """Saves a running `fit` between its executions."""
 
     def executed(self, position: Position, state: Callable[[], State], logs: Logs, last: bool) -> None:
-        """An execution was launched, perhaps the epoch's last one; `state()` is the state after it."""
+        """Called after each launch. `state()` is the state after it; `last` says whether it ends the epoch."""
 
     def finish(self) -> None:
-        """Training is over or has failed."""
+        """Called when training has ended or failed."""
 
 
 class Session:
     """A model under a strategy: where it runs, its loops, and its state while executions run."""
 
-    def __init__(self, model: Any, strategy: Any) -> None:
+    def __init__(self, model: keras.Model, strategy: Strategy) -> None:
         self.model, self.strategy = model, strategy
         self.options = Options()
         self._epochs: list[Epoch] = []
         self._pipelines: dict[Any, KerasPipeline] = {}
         self.validation: Feed | None = None
-        """The validation data of a running `fit`, kept over its epochs."""
-        self.callbacks: Any = None
+        """The feed of validation data, kept over the epochs of a running `fit`."""
+        self.callbacks: keras.callbacks.CallbackList | None = None
         """The callbacks of a running `fit`."""
         self.resume: ResumePoint | None = None
-        """Where a `fit` resumes, if not at its beginning. Set by a callback when training begins."""
+        """Where a `fit` resumes, if it does. Set by a callback when training begins."""
         self.keeper: CheckpointKeeper | None = None
-        """Who saves a running `fit`. Set by a callback when training begins."""
+        """Saves a running `fit`, if something does. Set by a callback when training begins."""
 
     @property
     def effective_options(self) -> Options:
-        """The model's options together with what its optimizer asks for."""
+        """The model's options, together with those that its optimizer sets."""
         optimizer = getattr(self.model, "optimizer", None)
         options = self.options.resolved(self.pipelined)
         return options if optimizer is None else options.with_optimizer(describe(optimizer))
 
     def set_options(self, options: Options) -> None:
-        """Change the options; what was compiled under others is dropped when it is next asked for."""
+        """Change the options. Programs compiled under other options are dropped at the next use."""
         self.options = options
 
     @property
@@ -97,17 +108,17 @@ class Session:
         return placement_on(self.strategy.system, each)
 
     def reserve_place(self) -> Placement:
-        """Reserve what the model needs to run, and give the place where it runs.
+        """Reserve what the model needs to run, and return the place where it runs.
 
-        For a pipeline, JAX's CPU client may start anew: a device that waits for another one blocks a thread, so the
-        device that works needs a spare one.
+        For a pipeline, this may restart JAX's CPU client with a spare thread: a device that waits for another one
+        blocks a thread, and the device that works needs one.
         """
         if self.pipelined:
             systems.reserve()
         return self.place
 
     def pipeline(self, mode: Mode) -> KerasPipeline:
-        """The stages of a pipelined model and how they run; kept as long as the model stays the same."""
+        """The stages of a pipelined model and how they run. Kept as long as the model and its options do not change."""
         options = self.effective_options
         key = (mode == "train", options, tuple(map(id, self.model.layers)))
         if key not in self._pipelines:
@@ -116,7 +127,7 @@ class Session:
         return self._pipelines[key]
 
     def function(self, mode: Mode, force: bool = False) -> StepFunction:
-        """The model's step function for `mode`, made anew after `compile` and after a change of configuration."""
+        """The model's step function for `mode`. It is made again after `compile` or a change of configuration."""
         refuse_eager(self.model)
         name, place = f"{mode}_function", self.reserve_place()
         current = getattr(self.model, name, None)
@@ -130,12 +141,12 @@ class Session:
         return current
 
     def sync(self) -> None:
-        """Give the running state, if any, back to the model's variables."""
+        """Put the running state, if there is one, back into the model's variables."""
         if self._epochs:
             self._epochs[-1].sync()
 
-    def epoch(self, mode: Mode, feed: Feed, callbacks: Any) -> Iterator[Any]:
-        """Run one epoch; gives the logs, or outputs, of each execution after the callbacks have seen them."""
+    def epoch(self, mode: Mode, feed: Feed, callbacks: keras.callbacks.CallbackList) -> Iterator[Tree]:
+        """Run one epoch. Yields the logs or outputs of each execution, after the callbacks have seen them."""
         function = self.function(mode)
         held = StateInFlight(self.model, mode, function.spread)
         keeper, resume = (self.keeper, self.resume) if mode == "train" else (None, None)
@@ -145,7 +156,7 @@ class Session:
             feed.resume(resume.position)
             resume.resumed()
         epoch = make_epoch(mode, function.loop, held, feed.source, callbacks, function.live)
-        # A checkpoint says where the data is, so nothing may be read further ahead.
+        # A checkpoint holds the position in the data, so no more than one slab may be read ahead.
         depth = 1 if keeper else -(-(function.options.prefetch_depth or 1) // feed.width)
         position: Position | None = None
 

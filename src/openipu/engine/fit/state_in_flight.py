@@ -11,40 +11,43 @@ from openipu.engine.core.state import Mode, State
 from openipu.engine.core.state_layout import StateLayout
 from openipu.engine.keras_compat import api as keras_api
 from openipu.engine.loop.interrupts import uninterrupted
+from openipu.engine.types import Array
+
+import keras
 
 
 class StateInFlight:
-    """The state of a model while executions run: taken from its variables, put back when somebody looks.
+    """The state of a model while executions run. It is taken from the variables, and put back when they are looked at.
 
-    An execution consumes the buffers of the state it is given, so from `run` to `sync` the variables are empty.
-    Keras' callbacks call `model.jax_state_sync()` before they look at the model, which ends in `sync`.
+    An execution uses up the buffers of the state that it is given, so from `run` to `sync` the variables are empty.
+    Keras' callbacks call `model.jax_state_sync()` before they look at the model, and that calls `sync`.
     """
 
-    def __init__(self, model: Any, mode: Mode, spread: StateLayout) -> None:
+    def __init__(self, model: keras.Model, mode: Mode, spread: StateLayout) -> None:
         self._model, self._mode, self._spread = model, mode, spread
         self._state: State | None = None
-        self._counted: tuple[list[Any], list[Any]] = [], []
+        self._counted: tuple[list[Array], list[Array]] = [], []
         self._shown: State | None = None
 
     def run(self, execute: Callable[..., tuple[Any, State]], *args: Any) -> Any:
-        """`execute(state, *args)` on the current state; keeps the state it returns, or the old one when it raises."""
+        """Call `execute(state, *args)`. Keeps the state that it returns, or the old one if it raises."""
         state = self._take()
         try:
             result, state = execute(state, *args)
         finally:
-            # A state that was shown meanwhile is with the variables, where it may have been changed.
+            # If `show` was called meanwhile, the variables have the state and may have changed it.
             self._state = None if state is self._shown else state
             self._shown = None
         return result
 
     def show(self, state: State) -> None:
-        """Give the variables the state that `run` is about to keep, for somebody who looks before it does."""
+        """Put the state that `run` is about to keep into the variables, for a callback that looks at them before."""
         if state is not self._shown:
             self._state = self._shown = state
             self.sync()
 
     def sync(self) -> None:
-        """Give the state back to the model's variables."""
+        """Put the state back into the model's variables."""
         if self._state is None:
             return
         with uninterrupted():
@@ -54,7 +57,7 @@ class StateInFlight:
             self._state = None
 
     def snapshot(self) -> State:
-        """The current state as plain arrays, but the metrics as each replica has counted them."""
+        """The current state as plain arrays, except that metrics stay as each replica has counted them."""
         if self._state is None:
             values = values_of(variables_of(self._model, self._mode))
             return values._replace(metrics=self._own_metrics(values) or values.metrics)
@@ -62,20 +65,20 @@ class StateInFlight:
         return gathered._replace(metrics=self._state.metrics)
 
     def load(self, state: State) -> None:
-        """Go on from what `snapshot` gave, perhaps on another number of replicas."""
+        """Continue from a `snapshot`, possibly on another number of replicas."""
         owners = variables_of(self._model, self._mode)
         assign(owners, state)
         several = bool(state.metrics) and state.metrics[0].ndim > len(owners.metrics[0].shape)
         self._counted = [v.value for v in owners.metrics], self._spread.own_metrics(state.metrics) if several else []
         self._state = None
 
-    def _own_metrics(self, values: State) -> list[Any]:
-        """The metrics of each replica, unless somebody changed the variables since they were put there."""
+    def _own_metrics(self, values: State) -> list[Array]:
+        """The metrics of each replica, or nothing if the variables have changed since the last `sync` or `load`."""
         joined, counted = self._counted
         return counted if all(map(operator.is_, values.metrics, joined)) else []
 
     def _take(self) -> State:
-        """The current state, detached from the model."""
+        """The current state, taken out of the model."""
         if self._state is None:
             owners = variables_of(self._model, self._mode)
             values = values_of(owners)

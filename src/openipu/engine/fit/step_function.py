@@ -1,4 +1,4 @@
-"""A model's loop in the place where Keras keeps its own step functions."""
+"""A model's loop, kept where Keras keeps its own step functions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,22 @@ from openipu.engine.loop.loop import Loop
 from openipu.engine.loop.replica_loop import ReplicaLoop, make_replica_loop
 from openipu.engine.pipeline.build.keras_pipeline import KerasPipeline, make_keras_loop
 
+import keras
+
 
 class StepFunction:
-    """A loop under Keras' calling convention. It sits where Keras keeps its own and drops it when `compile` is called.
+    """A loop under Keras' calling convention. It sits where Keras keeps its own, so `compile` drops it too.
 
-    `train_on_batch`, `test_on_batch` and `predict_on_batch` call it with the parts of the state that they know.
+    `train_on_batch`, `test_on_batch` and `predict_on_batch` call it with the parts of the state that they use.
     """
 
     def __init__(
-        self, model: Any, mode: Mode, place: Placement, options: Options, pipeline: KerasPipeline | None = None
+        self,
+        model: keras.Model,
+        mode: Mode,
+        place: Placement,
+        options: Options,
+        pipeline: KerasPipeline | None = None,
     ) -> None:
         self.place, self.options, self._mode = place, options, mode
         self.live = StepLogs(options.buffer_depth) if options.live_callbacks else None
@@ -36,7 +43,7 @@ class StepFunction:
             self.loop, self.spread = _make_loop(model, mode, place, options, self.live)
 
     def __call__(self, parts: tuple[Any, ...], iterator: Iterator[Any]) -> tuple[Any, tuple[Any, ...]]:
-        """One step on the next batch."""
+        """Run one step on the next batch, and return its logs or outputs and the new parts of the state."""
         state = self.spread.spread(state_of(self._mode, parts))
         result, state = self.loop.execute_one(state, next(iterator))
         value = result.rows() if self._mode == "predict" else result.value
@@ -44,9 +51,9 @@ class StepFunction:
 
 
 def _make_loop(
-    model: Any, mode: Mode, place: Placement, options: Options, live: StepLogs | None
+    model: keras.Model, mode: Mode, place: Placement, options: Options, live: StepLogs | None
 ) -> tuple[ReplicaLoop, ReplicaLayout]:
-    """The loop of a model that is not pipelined, and how its state lies on the devices."""
+    """The loop for a model that is not pipelined, and the layout of its state on the devices."""
     trainer = None
     if mode == "train":
         trainer = make_trainer(model.optimizer, model.trainable_variables, place, options)

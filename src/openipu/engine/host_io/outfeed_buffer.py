@@ -1,17 +1,17 @@
 """How results leave a program while it runs.
 
-Who does what: `DeviceBuffer` is the device's side, a few arrays that a loop carries along; `HostBuffer` is the host's
-side, where elements wait until somebody reads them.
+Who does what: `DeviceBuffer` is the device's side, a few arrays that a loop carries along. `HostBuffer` is the host's
+side, where elements wait to be read.
 
 [Note: visits to the host] A call from a program into Python (host_call.py) costs as much as many steps. So elements
-first wait on the device and are handed over several at a time. At each visit the host answers after how many more it
-wants the next one: as many as come in `INTERVAL`, at most as many as there is room for. Slow programs hand over every
-element at once, fast ones twenty times a second, which is how often Keras draws its progress bar.
+wait on the device and are handed over several at a time. Each visit returns the number of elements after which the next
+visit is due: as many as the program makes in `INTERVAL`, limited by the room on the device. A slow program hands over
+every element at once, a fast one visits twenty times a second, which is how often Keras draws its progress bar.
 
-[Note: order] A visit gives a value (that number) which the next visit needs, so the visits of one replica happen in the
-order of the program whatever XLA reorders. On the host the n-th elements of all replicas make one element, so replicas
-have to enqueue equally often. The answer to the n-th visit is the same for all replicas: where only the latest element
-leaves, what their n-th visits bring is of the same step.
+[Note: order] The next visit needs the number that a visit returns, so the visits of one replica happen in program
+order, whatever XLA reorders. On the host, the n-th elements of all replicas make one element, so all replicas have to
+enqueue equally often. All replicas get the same answer to their n-th visit: where only the latest element leaves, their
+n-th visits then bring elements of the same step.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
@@ -36,86 +36,86 @@ from .host_call import host_call
 log = logging.getLogger("openipu")
 
 INTERVAL = 0.05
-"""Seconds between two visits to the host, where elements come faster than that."""
+"""Seconds between two visits to the host, if elements come faster than that."""
 PATIENCE = 15.0
-"""Seconds a program waits for a reader that has stopped to read. XLA ends a process whose replicas wait for each other
-for longer than 40 seconds, so it has to be less than that."""
+"""Seconds that a program waits for a reader that has stopped reading. It must be less than 40 seconds, because XLA ends
+a process whose replicas wait for each other for longer than that."""
 
 
 class IPUOutfeedMode(enum.Enum):
-    """Which elements of an outfeed the host gets."""
+    """Which elements of an outfeed reach the host."""
 
     ALL = "all"
-    """Every one, in order."""
+    """All of them, in order."""
     LAST = "last"
-    """The latest one."""
+    """Only the latest one."""
 
 
 class Waiting(NamedTuple):
-    """Elements on the device that have not left it yet: the first `count` of `rows`; `due` of them leave together."""
+    """Elements that still wait on the device: the first `filled` of `rows`. They leave when there are `due` of them."""
 
     rows: Tree
-    count: Any
-    due: Any
+    filled: Array
+    due: Array
 
 
 Receive = Callable[[int, int, list[np.ndarray]], int]
-"""The host's side of a visit: replica, number of elements, rows of each leaf -> elements until the next visit."""
+"""The host's side of a visit: (replica, number of elements, rows of each leaf) -> elements until the next visit."""
 
 
 class DeviceBuffer:
-    """Hands elements of a program over to `receive`; `room` of them wait on the device, or only the latest one."""
+    """Hands the elements of a program to `receive`. Up to `room` of them wait on the device, or only the latest one."""
 
     def __init__(self, receive: Receive, room: int, *, only_last: bool = False) -> None:
         self._receive, self._room, self._only_last = receive, room, only_last
 
     def start(self, element: Tree) -> Waiting:
-        """Nothing waits yet. `element` is one element, or the description of one."""
+        """An empty buffer for elements like `element`, which may be just a description."""
         rows = 1 if self._only_last else self._room
         return Waiting(
             jax.tree.map(lambda a: jnp.zeros((rows, *a.shape), a.dtype), element), jnp.int32(0), jnp.int32(1)
         )
 
-    def put(self, waiting: Waiting, element: Tree, replica: Any, here: Any = True) -> Waiting:
-        """Add one element. Where `here` is False, nothing leaves this replica."""
-        position = 0 if self._only_last else waiting.count
+    def put(self, waiting: Waiting, element: Tree, replica: Array, here: Array | bool = True) -> Waiting:
+        """Add one element. If `here` is false, nothing leaves from this replica."""
+        position = 0 if self._only_last else waiting.filled
 
-        def store(rows: Any, new: Any) -> Any:
+        def store(rows: Array, new: Array) -> Tree:
             return lax.dynamic_update_index_in_dim(rows, jnp.asarray(new, rows.dtype), position, 0)
 
-        waiting = waiting._replace(rows=jax.tree.map(store, waiting.rows, element), count=waiting.count + 1)
-        return self._leave(waiting, waiting.count >= waiting.due, replica, here)
+        waiting = waiting._replace(rows=jax.tree.map(store, waiting.rows, element), filled=waiting.filled + 1)
+        return self._leave(waiting, waiting.filled >= waiting.due, replica, here)
 
-    def flush(self, waiting: Waiting, replica: Any, here: Any = True) -> Waiting:
-        """Let everything that waits leave now."""
-        return self._leave(waiting, waiting.count > 0, replica, here)
+    def flush(self, waiting: Waiting, replica: Array, here: Array | bool = True) -> Waiting:
+        """Hand over everything that waits."""
+        return self._leave(waiting, waiting.filled > 0, replica, here)
 
-    def _leave(self, waiting: Waiting, when: Any, replica: Any, here: Any) -> Waiting:
-        rows, count, due = waiting
+    def _leave(self, waiting: Waiting, when: Array, replica: Array, here: Array | bool) -> Waiting:
+        rows, filled, due = waiting
 
-        def hand_over() -> tuple[Any, Any]:
+        def hand_over() -> tuple[Array, Array]:
             answer = jax.ShapeDtypeStruct((), jnp.int32)
-            return jnp.int32(0), host_call(self._host, answer, replica, count, *jax.tree.leaves(rows))
+            return jnp.int32(0), host_call(self._host, answer, replica, filled, *jax.tree.leaves(rows))
 
-        def leave() -> tuple[Any, Any]:
+        def leave() -> tuple[Array, Array]:
             return hand_over() if here is True else lax.cond(here, hand_over, lambda: (jnp.int32(0), due))
 
-        return Waiting(rows, *lax.cond(when, leave, lambda: (count, due)))
+        return Waiting(rows, *lax.cond(when, leave, lambda: (filled, due)))
 
-    def _host(self, replica: Any, count: Any, *rows: Any) -> np.ndarray:
-        # Copied before anything waits: the arrays are views of the running program's memory.
+    def _host(self, replica: np.ndarray, count: np.ndarray, *rows: np.ndarray) -> np.ndarray:
+        # Copied at once, because the arrays are views of the running program's memory.
         return np.int32(self._receive(int(replica), int(count), [np.array(a) for a in rows]))  # type: ignore[return-value]
 
 
 class VisitRate:
-    """How many elements should come with the next host_call. See [Note: visits to the host]."""
+    """Decides how many elements should come with the next visit. See [Note: visits to the host]."""
 
     def __init__(self, room: int) -> None:
         self._room = room
         self._last: float | None = None
 
     def next(self, count: int) -> int:
-        """The answer to a visit that brought `count` elements."""
+        """The number of elements for the next visit, after one that brought `count`."""
         now = time.perf_counter()
         last, self._last = self._last, now
         if last is None:
@@ -125,10 +125,10 @@ class VisitRate:
 
 
 class HostBuffer:
-    """Elements that have left programs and wait to be read, in order; safe to use from many threads.
+    """Elements that have left programs and wait to be read, in order. Safe to use from many threads.
 
-    `depth` elements may wait while another thread reads; then the program waits for the reader. Without a reader in
-    another thread, whoever launched the program is the one who will read, after it has ended: everything is kept.
+    While another thread reads, up to `depth` elements may wait here; then the program waits for the reader. If no other
+    thread reads, the launching thread has to read after the program has ended, so everything is kept.
     """
 
     def __init__(self, depth: int, *, only_last: bool = False) -> None:
@@ -145,12 +145,12 @@ class HostBuffer:
         self._running = 0
         self.outlet = DeviceBuffer(self._receive, depth, only_last=only_last)
         self.interrupt: BaseException | None = None
-        """What was raised in the program's thread while it handed something over, such as a KeyboardInterrupt."""
+        """What was raised in the program's thread during a visit, such as a KeyboardInterrupt."""
 
     # --- the program's side
 
     def begin(self, replicas: int) -> None:
-        """A program starts to run; one that is under way in another thread ends first."""
+        """Call before a program runs. Waits for a program that another thread is running."""
         with self._changed:
             while self._running:
                 self._changed.wait()
@@ -162,43 +162,43 @@ class HostBuffer:
             self._running += 1
 
     def end(self) -> None:
-        """The program has ended."""
+        """Call when the program has ended."""
         with self._changed:
             self._running -= 1
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise an error where the replicas of the program that has ended did not enqueue equally often."""
+        """Raise an error if the replicas of the latest program did not enqueue equally often."""
         if len(set(self._counts)) > 1:
             raise ValueError(
                 f"Replicas enqueued different numbers of elements in an outfeed queue: {self._counts}, by replica. The "
-                f"n-th elements of all replicas make one element, so {min(self._counts)} could be dequeued and the "
-                "others are lost. Let all replicas enqueue equally often: always, or under a condition that is the "
+                f"n-th elements of all replicas make one element, so only {min(self._counts)} can be dequeued and the "
+                "rest are lost. Let all replicas enqueue equally often: always, or under a condition that is the "
                 "same on all of them (see `ipu.cross_replica_ops`)."
             )
 
     def _receive(self, replica: int, count: int, rows: list[np.ndarray]) -> int:
-        """Take elements over; waits while there are `depth` and somebody reads them."""
+        """Take elements from a visit. Waits while `depth` elements are here and another thread reads them."""
         try:
             for i in range(1 if self._only_last else count):
                 self.add(replica, [a[i] for a in rows])
-        except BaseException as error:  # an error here would end the program and with it the state it holds
+        except BaseException as error:  # an error here would end the program and lose its state
             self.interrupt = error
         return self._answer(replica, count)
 
     def _answer(self, replica: int, count: int) -> int:
-        """See [Note: order]."""
+        """The answer to a visit, the same for all replicas. See [Note: order]."""
         with self._changed:
             self._counts[replica] += count
             mine = self._answers[replica]
-            if not mine:  # the first replica to make this visit
+            if not mine:  # this replica is the first to make this visit
                 answer = self._pace.next(count)
                 for answers in self._answers:
                     answers.append(answer)
             return mine.popleft()
 
     def add(self, replica: int, element: list[np.ndarray]) -> None:
-        """Take one element of a replica over."""
+        """Take one element of one replica."""
         with self._changed:
             self._wait(replica)
             self._coming[replica].append(element)
@@ -214,7 +214,7 @@ class HostBuffer:
             left = PATIENCE - (time.monotonic() - max(began, self._read_at))
             if left <= 0:
                 log.warning(
-                    "nobody has read an outfeed for %.0f s; the program goes on, and its elements are kept", PATIENCE
+                    "nobody has read an outfeed for %.0f s; the program continues, and its elements are kept", PATIENCE
                 )
                 self._reader = None
                 return
@@ -226,7 +226,7 @@ class HostBuffer:
     # --- the reader's side
 
     def take(self, most: int | None = None) -> list[list[list[np.ndarray]]]:
-        """What is there now, at most `most` elements: for each element, for each replica, its leaves."""
+        """The elements that are here now, at most `most`: the leaves of each element, by element and replica."""
         with self._changed:
             self._reader, self._read_at = threading.current_thread(), time.monotonic()
             count = len(self._ready) if most is None else min(most, len(self._ready))
@@ -235,12 +235,12 @@ class HostBuffer:
             return taken
 
     def latest(self) -> list[list[np.ndarray]] | None:
-        """The latest element; it stays."""
+        """The latest element, if there is one. It stays here."""
         with self._changed:
             return self._ready[-1] if self._ready else None
 
     def wait_for_programs(self) -> None:
-        """Return when no program runs. Everything it produces meanwhile is kept, because whoever waits cannot read."""
+        """Wait until no program runs. Meanwhile all elements are kept, because the waiting thread cannot read them."""
         with self._changed:
             while self._running:
                 self._reader = None
@@ -248,7 +248,7 @@ class HostBuffer:
                 self._changed.wait(0.1)
 
     def clear(self) -> None:
-        """Forget all elements."""
+        """Drop all elements."""
         with self._changed:
             self._ready.clear()
             self._changed.notify_all()

@@ -1,12 +1,12 @@
-"""Batch callbacks that are called while an execution runs.
+"""Calls batch callbacks while an execution runs.
 
-The program hands the logs of its steps to an outlet. It runs in a thread of its own, while the user's thread waits for
-logs and calls the callbacks, in the order of steps. What the program has not told when it ends (a pipeline's steps, the
-smaller last batch of a prediction) is told from its results.
+The program runs in a thread of its own and hands the logs of its steps to an outlet. The user's thread waits for these
+logs and calls the callbacks, in the order of steps. Steps that the program does not report (those of a pipeline, the
+smaller last batch of a prediction) are reported from its results when it has ended.
 
 [Note: looking at the model meanwhile] A callback that looks at the model has to wait for the end of the execution,
-because only then its weights are there. The rest of the logs is kept meanwhile. Keras takes it for looking at the model
-when a callback says `self.model`.
+because the weights are not available before. Until then, all further logs are kept. To Keras, using `self.model` in a
+callback counts as looking at the model.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from openipu.engine.core.state import Logs
 from openipu.engine.data.slab import Slab
 from openipu.engine.types import Tree
 
@@ -24,13 +25,12 @@ import numpy as np
 
 from .outfeed_buffer import DeviceBuffer, VisitRate
 
-Logs = dict[str, Any]
 DEPTH = 128
-"""Steps whose logs may wait on the device, and as many on the host, unless `buffer_depth` says otherwise."""
+"""The number of steps whose logs may wait on the device, and again on the host, unless `buffer_depth` is set."""
 
 
 class StepLogs:
-    """The logs of running executions."""
+    """The logs of running executions, step by step."""
 
     def __init__(self, depth: int | None) -> None:
         self._depth = depth or DEPTH
@@ -41,11 +41,11 @@ class StepLogs:
         self._structure: Any = None
         self._thread: _ExecutionThread | None = None
         self.error: BaseException | None = None
-        """What a callback raised during the latest execution."""
+        """What a callback raised during the latest execution, if anything."""
         self.outlet = DeviceBuffer(self._receive, self._depth)
 
     def describe(self, element: Tree) -> None:
-        """Remember what the logs look like; called while the program is traced."""
+        """Remember the structure of the logs. Called while the program is traced."""
         self._structure = jax.tree.structure(element)
 
     def run(
@@ -55,9 +55,10 @@ class StepLogs:
         tell: Callable[[int, Tree], None],
         meanwhile: Callable[[], None],
     ) -> Any:
-        """`call(*args)`, with `tell(batches done, logs)` for each step of it; gives what the call gives.
+        """Return `call(*args)`. Until it ends, `tell(batches done, logs)` is called for each step.
 
-        An error in `tell` does not lose what the call gives: it is kept in `error`.
+        `meanwhile` is called once, as soon as the call has started. An error in `tell` is kept in `error`, so that the
+        result of the call is not lost.
         """
         self.error = None
         self._told.clear()
@@ -73,14 +74,14 @@ class StepLogs:
         except BaseException as error:
             self.error = error
         self._thread = None
-        with self._changed:  # nothing must hold up the program
+        with self._changed:  # from here on, the program never waits
             self._listening = False
             self._changed.notify_all()
         thread.join()
         return thread.result()
 
     def finish(self) -> Any:
-        """What the running execution gives, if one runs, as soon as it ends.
+        """Wait for the running execution, if there is one, and return its result.
 
         See [Note: looking at the model meanwhile].
         """
@@ -114,7 +115,7 @@ class StepLogs:
 
 
 class _ExecutionThread(threading.Thread):
-    """A call in a thread of its own, whose result or error is kept."""
+    """Runs a call in a thread of its own and keeps its result or error."""
 
     def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], changed: threading.Condition) -> None:
         super().__init__(name="openipu-execution", daemon=True)
@@ -141,8 +142,8 @@ class _ExecutionThread(threading.Thread):
 class CallbackTeller:
     """Calls the batch callbacks of one slab, step by step.
 
-    `began` and `ended` are the callbacks' `on_..._batch_begin` and `..._end`; `logs_of` turns what the program tells
-    about a step, and the number of a batch in that step, into logs.
+    `began` and `ended` are the callbacks' `on_..._batch_begin` and `on_..._batch_end`. `logs_of` makes logs from what
+    the program reports about a step and the index of a batch in that step.
     """
 
     def __init__(
@@ -157,12 +158,12 @@ class CallbackTeller:
         self._told = self._before = 0
 
     def launch(self, call: Callable[..., Any], args: tuple[Any, ...], meanwhile: Callable[[], None]) -> Any:
-        """Run a program of this slab and tell its steps; a slab may take more than one."""
+        """Run a program on this slab and call the callbacks for its steps. A slab may take more than one program."""
         self._before = self._told
         return self._live.run(call, args, self._tell, meanwhile)
 
     def rest(self, logs_of: Callable[[int], Logs]) -> None:
-        """Tell the steps that no program has told; `logs_of` gives the logs by the number of the batch in the slab."""
+        """Call the callbacks for steps that no program reported, with `logs_of(index of the batch in the slab)`."""
         while self._told < self._slab.steps:
             self._one(logs_of(self._told))
 

@@ -1,4 +1,4 @@
-"""Tracing, lowering and compiling: the one way from a function to a program, for loops and for users' functions."""
+"""Traces, lowers and compiles: the only way from a function to a program, for loops and for users' functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .arrays import zeros
 log = logging.getLogger("openipu")
 
 Function = Callable[..., tuple[Any, ...]]
-"""Takes the state first. Gives results and the new state, and perhaps more."""
+"""Takes the state first. Returns results, the new state, and possibly more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class CompiledProgram:
     """A compiled program, and the facts about it that reports show."""
 
     call: Function
-    """Runs it; where programs are only compiled, gives zeros and the state as it was."""
+    """Runs it. If programs are only compiled, returns zeros and the unchanged state."""
     compiled: jax.stages.Compiled
     compile_seconds: float
-    """From the beginning of tracing."""
+    """The time from the start of tracing to the end of compiling."""
     cached: bool = False
     """Whether it came from the cache of compiled programs."""
     operations: Callable[[], float] | None = None
-    """Those of one step on one device, if anybody asks: a micro-batch, and its share of an update."""
+    """Counts the operations of one step on one device: a micro-batch, and its share of an update."""
 
 
 def compile_program(
@@ -51,9 +51,9 @@ def compile_program(
     donate: bool = True,
     operations: Callable[[], float] | None = None,
 ) -> CompiledProgram:
-    """The function that `make` gives as a program for arguments like these, with their buffers or their shapes.
+    """Compile the function that `make` returns for arguments like these, which may be arrays or their shapes.
 
-    `donate` lets the program use up the buffers of its first argument.
+    `donate` lets the program reuse the buffers of its first argument.
     """
     start, hits = time.perf_counter(), program_cache.hits()
     lowered = _lower(make, arguments, donate)
@@ -68,13 +68,13 @@ def compile_program(
 
 
 def _lower(make: Callable[[], Function], arguments: tuple[Any, ...], donate: bool) -> jax.stages.Lowered:
-    """Trace and lower: all of compiling that runs the user's and Keras' Python code."""
+    """Trace and lower: the part of compiling that runs Python code of the user and of Keras."""
     with tracing():
         return jax.jit(make(), donate_argnums=0 if donate else ()).lower(*arguments)
 
 
 def check_callbacks(lowered: jax.stages.Lowered, replicas: Replicas, name: str) -> None:
-    """Refuse a program that would hang. See [Note: virtual CPU devices] in devices/systems.py."""
+    """Raise an error if the program would hang. See [Note: virtual CPU devices] in devices/systems.py."""
     used = len(replicas.devices)
     if replicas.platform != "cpu" or used == 1 or spare_threads(used) > 0:
         return
@@ -82,18 +82,18 @@ def check_callbacks(lowered: jax.stages.Lowered, replicas: Replicas, name: str) 
         raise ValueError(
             f"The program of {name!r} calls Python (`pure_callback`, `jax.debug.print`, ...) on {used} virtual CPU "
             f"devices, which have {used} threads and need one more for that. Set the environment variable "
-            f"JAX_NUM_CPU_DEVICES={used + 1} before Python starts, or take the calls out."
+            f"JAX_NUM_CPU_DEVICES={used + 1} before Python starts, or remove the calls."
         )
 
 
 def _never_run(lowered: jax.stages.Lowered) -> Function:
-    """In place of a program that is compiled but not run: results are zero and the state stays as it is."""
+    """Stands in for a program that is compiled but not run. Results are zero, and the state does not change."""
     results, _, *rest = lowered.out_info
     return lambda state, *_: (zeros(results), state, *zeros(rest))
 
 
 def _dump(compiled: jax.stages.Compiled, folder: Path, name: str) -> None:
-    """Write the program's text where `serialization_output_folder` asks for it, into a file of its own."""
+    """Write the program's text to a new file in `serialization_output_folder`."""
     text = compiled.as_text()
     folder.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^\w.-]+", "_", name)

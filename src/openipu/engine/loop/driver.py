@@ -1,4 +1,4 @@
-"""Driving a loop from the host: slab after slab is launched, and the next one is built while an execution runs."""
+"""Drives a loop from the host: launches slab after slab, and builds the next slab while an execution runs."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import jax
 from .loop import Result
 
 Execute = Callable[[Slab, Callable[[], None]], list[Result]]
-"""Launches a slab. The second argument builds the next slabs, for those who wait until the execution has ended."""
+"""Launches a slab. The second argument builds the next slabs; call it if the launch waits for the execution to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A slab that was launched, and its results, which may still be under way."""
+    """A slab that was launched, and its results, which the devices may still be computing."""
 
     slab: Slab
     results: list[Result]
     last: bool
-    """Whether it is known that no slab comes after it, where the depth is 1."""
+    """Whether the end of the data has been reached. With a depth of 1, this is then the last slab."""
 
 
 def launches(slabs: Iterator[Slab], execute: Execute, depth: int = 1) -> Iterator[Launched]:
-    """Launch all slabs, each when the next launch is asked for, and keep up to `depth` slabs ready.
+    """Launch the slabs one by one, as the iterator is advanced, and keep up to `depth` slabs ready.
 
-    At most two executions are under way, so that memory does not grow with the number of steps.
+    At most two executions are under way at a time, so that memory does not grow with the number of steps.
     """
     ready = Prefetch(slabs, depth)
     running: Any = None

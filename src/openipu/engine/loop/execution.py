@@ -1,8 +1,8 @@
-"""What one execution computes, as a pure function of one replica. replica_loop.py compiles it.
+"""What one execution computes on one replica, as a pure function. replica_loop.py compiles it.
 
     for each update:  for each of its micro-batches: forward, backward, accumulate;  reduce over replicas;  apply
 
-and then one last update with what is left over (remainder.py). A smaller last batch is part of it: see
+Micro-batches that do not fill an update make one last update (remainder.py), together with a smaller last batch: see
 [Note: the last partial batch] in data/slab.py. Evaluation and prediction are the same loop without gradients and
 updates.
 """
@@ -17,7 +17,7 @@ from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.state import Spot, State, Step
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.host_io.step_logs import StepLogs
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
@@ -25,13 +25,14 @@ from jax import lax
 
 from .arrays import as_before, fetch, length, row, rows_of
 from .loop_shape import LoopShape
-from .remainder import Counts, Remainder
+from .remainder import Counts, Number, Remainder
 from .replica_state import agree, counters, only_if, with_counters
 from .results import Collector, Kept
 
 Add = Callable[[Tree, Tree], Tree]
-"""Accumulated gradients and those of a micro-batch -> accumulated gradients."""
+"""Adds the gradients of a micro-batch to the accumulated gradients: (accumulated, new) -> accumulated."""
 Running = tuple[State, Kept]
+"""What one update hands to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Layout:
     accumulation: Accumulation
     loop_shape: LoopShape
     live: StepLogs | None = None
-    """Who is told the logs of each step while the execution runs."""
+    """Receives the logs of each step while the execution runs."""
 
 
 class _Carry(NamedTuple):
@@ -54,7 +55,7 @@ class _Carry(NamedTuple):
 def run_execution(
     step: Step, layout: Layout, state: State, resident: Tree, body: Tree, counts: Counts, tail: Tree
 ) -> tuple[Any, State]:
-    """Run a slab; gives what `step` collects, and the new state. `body` holds this replica's batches by step."""
+    """Run a slab, and return the results and the new state. `body` holds the batches of this replica by step."""
     replicas, accumulation, outcome = layout.replicas, layout.accumulation, step.outcome
     begin = outcome.begin(state) if outcome.begin is not None else state
     strength = accumulation.strength(replicas.count)
@@ -76,7 +77,7 @@ def run_execution(
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """One execution on one replica: what is run, and on what."""
+    """One execution on one replica: what runs, and on which data."""
 
     step: Step
     replicas: Replicas
@@ -85,20 +86,20 @@ class Execution:
     body: Tree
     tail: Tree
     begin: State
-    """The state with which it begins."""
+    """The state at the start of the execution."""
     remainder: Remainder
     collector: Collector
 
     def room(self) -> Kept:
-        """Where results are kept, before the first step."""
+        """Empty room for results, as it is before the first step."""
         result = of_tail = None
         if self.step.outcome.collect != "none":
             result = self._result(row(self.body, 0))
             of_tail = None if self.tail is None else self._result(self.tail)
         return self.collector.start(self.begin.metrics, result, of_tail, length(self.body))
 
-    def whole_update(self, number: Any, running: Running) -> Running:
-        """Update number `number`, for which every replica has all micro-batches."""
+    def whole_update(self, number: Number, running: Running) -> Running:
+        """The update with this number, for which every replica has all micro-batches."""
         size = self.accumulation.steps
         carry = self._start(*running)
         if size == 1:
@@ -111,53 +112,59 @@ class Execution:
         return self._applied(carry)
 
     def last_update(self, running: Running) -> Running:
-        """The update with what is left over."""
+        """The update with the micro-batches that are left over."""
         remainder = self.remainder
         carry = self._start(agree(self.replicas, running[0], self.begin), running[1])
         before = counters(carry.state)
         if remainder.has_turns:
             carry, before = self._left_over(carry, before)
         if self.tail is not None:
-            # The tail and the micro-batches of some replicas are one step of one device: the seed is the same.
+            # The tail belongs to the same step as the micro-batches of `extra` replicas, so it uses the same seed.
             same_step = carry._replace(state=with_counters(carry.state, before, remainder.extra > 0))
             carry = lax.cond(
                 remainder.has_tail, lambda pair: self._of_tail(pair[0]), lambda pair: pair[1], (same_step, carry)
             )
         return self._applied(carry)
 
-    def _left_over(self, carry: _Carry, before: list[Any]) -> tuple[_Carry, list[Any]]:
-        """Full micro-batches that are left over, and the counters before the last of them."""
+    def _left_over(self, carry: _Carry, before: list[Array]) -> tuple[_Carry, list[Array]]:
+        """Run the full micro-batches that are left over. Also returns the counters from before the last one."""
         remainder, me = self.remainder, self.replicas.index()
         first, add = remainder.first, self._in_last(remainder.rows)
 
-        def turn(i: Any, pair: tuple[_Carry, list[Any]]) -> tuple[_Carry, list[Any]]:
+        def turn(i: Number, pair: tuple[_Carry, list[Array]]) -> tuple[_Carry, list[Array]]:
             carry, _ = pair
             active = remainder.is_active(i, me)
             return self._micro(carry, first + i, row(self.body, first + i), add, active), counters(carry.state)
 
-        after: tuple[_Carry, list[Any]] = lax.fori_loop(0, remainder.turns, turn, (carry, before))
+        after: tuple[_Carry, list[Array]] = lax.fori_loop(0, remainder.turns, turn, (carry, before))
         return after
 
     def _of_tail(self, carry: _Carry) -> _Carry:
-        """The tail, which one replica has. All compute a prediction, because it leaves the program from the first."""
+        """Run the tail, which one replica has. All replicas predict it, because outputs leave from the first one."""
         remainder, me = self.remainder, self.replicas.index()
         active = remainder.takes_tail(me) | (self.step.outcome.collect == "all")
         spot = Spot(remainder.extra * remainder.rows, remainder.replicas * remainder.rows)
         return self._micro(carry, None, self.tail, self._in_last(remainder.tail_rows), active, spot)
 
     def _micro(
-        self, carry: _Carry, index: Any, batch: Tree, add: Add, active: Any = None, spot: Spot | None = None
+        self,
+        carry: _Carry,
+        index: Number | None,
+        batch: Tree,
+        add: Add,
+        active: Number | None = None,
+        spot: Spot | None = None,
     ) -> _Carry:
-        """One micro-batch, the tail if it has no index. A replica that is not `active` computes it in vain."""
-        some = active is not None and self.replicas.count > 1
-        where = (active, spot) if some else ()
+        """Run one micro-batch, or the tail if `index` is None. What an inactive replica computes is thrown away."""
+        mask = active if self.replicas.count > 1 else None
+        where = () if mask is None else (mask, spot)
         new, gradients, result = self.step.micro(carry.state, fetch(self.resident, batch), *where)
         new = as_before(new, carry.state)
         total = add(carry.total, gradients) if self.step.update else ()
-        if some:
-            new = only_if(active, self.replicas, new, carry.state)
-            total = jax.tree.map(lambda a, b: jnp.where(active, a, b), total, carry.total)
-        kept = self.collector.add(carry.kept, index, result, active if some else True, new.metrics)
+        if mask is not None:
+            new = only_if(mask, self.replicas, new, carry.state)
+            total = jax.tree.map(lambda a, b: jnp.where(mask, a, b), total, carry.total)
+        kept = self.collector.add(carry.kept, index, result, True if mask is None else mask, new.metrics)
         return _Carry(new, total, kept)
 
     def _start(self, state: State, kept: Kept) -> _Carry:
@@ -168,10 +175,12 @@ class Execution:
             return carry.state, carry.kept
         return as_before(self.step.update(carry.state, carry.total), carry.state), carry.kept
 
-    def _in_whole(self, position: Any) -> Add:
+    def _in_whole(self, position: Number) -> Add:
+        """How gradients are added at `position` in a whole update."""
         return lambda total, gradients: self.accumulation.add(total, gradients, position)
 
     def _in_last(self, rows: int) -> Add:
+        """How the gradients of `rows` samples are added in the last update."""
         return lambda total, gradients: self.accumulation.add_scaled(total, gradients, self.remainder.share(rows))
 
     def _result(self, batch: Tree) -> Tree:

@@ -1,4 +1,4 @@
-"""Ctrl-C at the wrong moment: while a state is neither with the program nor with the model's variables."""
+"""Delays Ctrl-C while the state is neither in the program nor in the model's variables, so that it is not lost."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back Ctrl-C inside; it comes when the block is done.
+    """Hold back Ctrl-C until the block ends.
 
-    Python calls signal handlers in the main thread only, and other handlers than its own are left alone.
+    It works in the main thread, where Python calls signal handlers, and only if a Python handler is installed.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):

@@ -1,7 +1,7 @@
-"""Compiled executions: a `Loop` belongs to a model and a mode, and keeps one program per shape of slab.
+"""Compiled executions. A `Loop` belongs to a model and a mode, and keeps one program per shape of slab.
 
-Who does what: here slabs become launches of programs, and programs are kept. What is compiled is said by two kinds of
-loops: over replicas in replica_loop.py, over the stages of a pipeline in pipeline/runtime/stage_loop.py.
+Who does what: this file launches a program for each slab and keeps the programs. What they compute is defined by two
+kinds of loops: over replicas in replica_loop.py, and over pipeline stages in pipeline/runtime/stage_loop.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from openipu.engine.data.slab import Slab
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.host_io.step_logs import StepLogs
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import jax
 import numpy as np
@@ -35,23 +35,23 @@ Launch = Callable[[Function, tuple[Any, ...]], tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one launch gave back: logs, or for predict the outputs of every row of its slab."""
+    """What one launch returned: logs, or for predict the outputs for every row of its slab."""
 
-    value: Any
+    value: Tree
     count: int
-    """Full batches, over all replicas."""
+    """The number of full batches, over all replicas."""
     has_tail: bool
 
     @property
     def steps(self) -> int:
-        """Batches, over all replicas."""
+        """The number of batches, over all replicas."""
         return self.count + self.has_tail
 
     def rows(self) -> Tree:
-        """The outputs in data order, without those of unused rows, as host arrays."""
+        """The outputs in data order, as host arrays, without those of unused rows."""
         body, tail = self.value
 
-        def join(block: Any, rest: Any) -> np.ndarray:
+        def join(block: Array, rest: Array) -> np.ndarray:
             batches = np.asarray(block).reshape(-1, *block.shape[2:])[: self.count]
             kept = batches.reshape(-1, *block.shape[3:])
             return np.concatenate([kept, np.asarray(rest)]) if self.has_tail else kept
@@ -71,16 +71,16 @@ class Loop(abc.ABC):
 
     @abc.abstractmethod
     def _execution(self, state: State, resident: Tree, slab: Slab) -> Function:
-        """The function to compile, on all devices: (state, resident, body, counts, tail) -> (results, state)."""
+        """The function to compile for all devices: (state, resident, body, counts, tail) -> (results, state)."""
 
     @abc.abstractmethod
     def _operations(self, state: State, resident: Tree, body: Tree) -> float:
-        """The operations of one step on one device, with convolutions as they were written."""
+        """The number of operations in one step on one device, counted before convolutions are rewritten."""
 
     def execute(
         self, state: State, resident: Tree, slab: Slab, launch: Launch | None = None
     ) -> tuple[list[Result], State]:
-        """Run one slab, normally in one launch. `launch` calls the program, if that takes more than calling it."""
+        """Run one slab, normally in one launch. `launch` may replace the plain call of the program."""
         fixed = _shapes((state, resident))
         results = []
         for part in self._parts(fixed, slab):
@@ -93,7 +93,7 @@ class Loop(abc.ABC):
         return results, state
 
     def execute_one(self, state: State, batch: Tree) -> tuple[Result, State]:
-        """Run a single batch that is not part of a feed, on the first replica."""
+        """Run a single batch that does not come from a feed, on the first replica."""
         [result], state = self.execute(state, None, _single(batch, self._place.replicas))
         return result, state
 
@@ -102,10 +102,10 @@ class Loop(abc.ABC):
         return Counts(steps, extra, slab.has_tail).pack()
 
     def _parts(self, fixed: Tree, slab: Slab) -> list[Slab]:
-        """The slab as launches of programs that are there already, as far as that is possible.
+        """The slab, split so that existing programs can run it where possible.
 
-        A slab without a tail runs in a program that has room for one. A tail that was not foreseen when the program was
-        compiled is a launch of its own, unless its gradient belongs to the same update as others'.
+        A slab without a tail can run in a program that has room for one. A tail that the program has no room for gets a
+        launch of its own, unless its gradients belong to the same update as others.
         """
         replicas = self._place.replicas
         body, tail = _shapes(slab.body), _shapes(slab.tail)
@@ -131,7 +131,7 @@ class Loop(abc.ABC):
 
 
 def _single(batch: Tree, replicas: Replicas) -> Slab:
-    """A slab of one batch, which goes to the first replica."""
+    """A slab of one batch, for the first replica."""
     shape = (1, replicas.count)
     body = jax.tree.map(lambda a: np.broadcast_to(np.asarray(a), (*shape, *np.shape(a))), batch)
     return Slab(0, 1, jax.device_put(body, replicas.split(1)), None, False)
@@ -146,7 +146,7 @@ def _shapes(tree: Tree) -> Tree:
 
 
 def _no_tail(shapes: Tree, replicas: Replicas) -> Tree:
-    """Zeros in place of a tail that is not there."""
+    """Zeros in the shapes of a tail, for a slab that has none."""
     if shapes is None:
         return None
     structure, leaves = shapes

@@ -1,4 +1,4 @@
-"""How the loop over updates is laid out, by what was measured on each platform."""
+"""The form of the loop over updates, chosen by measurements on each platform."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 from jax import lax
 
 SMALL_STEP = 300
-"""Equations up to which a step is small: launching its kernels costs more than running them."""
+"""A step with at most this many equations is small: launching its kernels costs more than running them."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopShape:
-    """How the loop over updates is laid out.
+    """The form of the loop over updates.
 
-    A GPU runs a loop of known length without the host, but asks the host before each turn of a loop of unknown length,
-    20 microseconds each on an H200. `known` gives a full execution a loop of its own, of known length; only a short
-    last one runs in the other. `unroll` turns in a row take the loop's own kernels off small steps (an MLP's fell from
-    31 to 26 microseconds) but multiply compile time.
+    A GPU runs a loop of known length without the host, but asks the host before each iteration of a loop of unknown
+    length, which takes 20 microseconds on an H200. With `known`, full executions use a loop of known length, and only a
+    short last one uses the other. `unroll` is the number of iterations in a row without the loop's own kernels. That
+    makes small steps faster (an MLP's fell from 31 to 26 microseconds) but multiplies compile time.
     """
 
     known: bool = False
     unroll: int = 1
 
-    def repeat(self, body: Callable[[Any, Tree], Tree], carry: Tree, count: Any, most: int) -> Tree:
-        """`body(index, carry)` for each index below `count`, which is `most` in all but the last execution."""
+    def repeat(self, body: Callable[[Any, Tree], Tree], carry: Tree, count: Array | int, most: int) -> Tree:
+        """Run `body(index, carry)` for each index below `count`, which is `most` in all but the last execution."""
 
         def any_number(carry: Tree) -> Tree:
             return lax.fori_loop(0, count, body, carry)
@@ -42,7 +42,7 @@ class LoopShape:
 
 
 def loop_shape(platform: str, equations: Callable[[], int]) -> LoopShape:
-    """The measured rule for `platform`; `equations` counts those of the step and is only asked where it matters."""
+    """The best form on `platform`. `equations` counts those of the step and is only called where it matters."""
     if platform != "gpu":
         return LoopShape()
     return LoopShape(True, 4 if equations() <= SMALL_STEP else 1)

@@ -1,4 +1,4 @@
-"""Compiled executions of a model that is whole on every replica."""
+"""Compiled executions of a model that is not pipelined: every replica has all of it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from openipu.engine.core.trainer import Trainer
 from openipu.engine.data.slab import Slab
 from openipu.engine.devices.placement import Placement
 from openipu.engine.host_io.step_logs import StepLogs
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Jaxpr
 
 from .arrays import fetch, own_column, row
 from .compile import Function
@@ -58,7 +59,7 @@ class ReplicaLoop(Loop):
         replicas, axes = self._place.replicas, self._spread.axes(state)
 
         def traced(run: Callable[[State, Tree], Any]) -> Any:
-            """`run` on the first batch of one replica."""
+            """The traced `run` on the first batch of one replica."""
 
             def first(state: State, resident: Tree, body: Tree) -> None:
                 run(self._spread.own_part(state), fetch(resident, row(row(body, 0), 0)))
@@ -101,22 +102,29 @@ class ReplicaLoop(Loop):
 def make_replica_loop(
     name: str, step: Step, place: Placement, trainer: Trainer | None = None, live: StepLogs | None = None
 ) -> tuple[ReplicaLoop, ReplicaLayout]:
-    """The loop of a step, and how its state lies on the devices. Without a `trainer`, nothing is trained."""
+    """The loop for a step, and the layout of its state on the devices. Without a `trainer`, nothing is trained."""
     layout = ReplicaLayout(place.replicas) if trainer is None else trainer.layout
     accumulation = Accumulation() if trainer is None else trainer.accumulation
     return ReplicaLoop(name, step, place, accumulation, layout, live), layout
 
 
 def _on_replica(
-    step: Step, layout: Layout, spread: ReplicaLayout, state: State, resident: Tree, body: Tree, counts: Any, tail: Tree
+    step: Step,
+    layout: Layout,
+    spread: ReplicaLayout,
+    state: State,
+    resident: Tree,
+    body: Tree,
+    counts: Array,
+    tail: Tree,
 ) -> tuple[Any, State]:
-    """An execution on one replica: its own parts of what is split have an axis of length one for the replica."""
+    """An execution on one replica. Arrays that are split over replicas arrive with a replica axis of length one."""
     own = spread.own_part(state)
     value, new = run_execution(step, layout, own, resident, own_column(body), Counts.unpack(counts), tail)
     return value, spread.rejoin(new)
 
 
-def _equations(jaxpr: Any) -> int:
-    """How many equations a traced program has, those of programs inside it included."""
+def _equations(jaxpr: Jaxpr) -> int:
+    """The number of equations in a traced program, including those of programs inside it."""
     inner = [getattr(p, "jaxpr", p) for eqn in jaxpr.eqns for p in eqn.params.values()]
     return len(jaxpr.eqns) + sum(_equations(p) for p in inner if hasattr(p, "eqns"))

@@ -1,29 +1,29 @@
-"""The state of replicas that do not all have data: what stays equal on all of them, and how."""
+"""Keeps the state equal on all replicas, even if only some of them have data."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from openipu.engine.core.state import State
 from openipu.engine.devices.replicas import Replicas
+from openipu.engine.types import Array
 
 import jax
 import jax.numpy as jnp
 
 from .arrays import is_float
+from .remainder import Number
 
 
-def only_if(active: Any, replicas: Replicas, new: State, old: State) -> State:
+def only_if(active: Number, replicas: Replicas, new: State, old: State) -> State:
     """The new state if `active`, else the old one.
 
-    Random seeds advance everywhere, so that they stay equal on all replicas. Moving statistics, equal before, become
-    those that the active replicas agree on.
+    Random seeds advance everywhere, so that they stay equal on all replicas. All replicas get the mean of the moving
+    statistics of those that are active.
     """
 
-    def choose(a: Any, b: Any) -> Any:
+    def choose(a: Array, b: Array) -> Array:
         return jnp.where(active, a, b)
 
-    def settle(a: Any, b: Any) -> Any:
+    def settle(a: Array, b: Array) -> Array:
         return b + replicas.mean_of_active(a - b, active) if is_float(a) else a
 
     return State(
@@ -35,26 +35,27 @@ def only_if(active: Any, replicas: Replicas, new: State, old: State) -> State:
 
 
 def agree(replicas: Replicas, state: State, begin: State) -> State:
-    """Moving statistics averaged over replicas. They are linear in what they see, so once per execution is enough.
+    """The state with moving statistics averaged over replicas.
 
-    Changes are averaged, not values, so that what did not change stays the same to the bit.
+    Moving statistics are linear in the data, so once per execution is enough. Changes are averaged instead of values,
+    so that values that did not change stay the same, bit for bit.
     """
     if replicas.count == 1:
         return state
 
-    def mean(a: Any, b: Any) -> Any:
+    def mean(a: Array, b: Array) -> Array:
         return b + replicas.mean(a - b) if is_float(a) else a
 
     return state._replace(non_trainable=list(map(mean, state.non_trainable, begin.non_trainable)))
 
 
-def counters(state: State) -> list[Any]:
-    """Random seeds and whatever else counts steps, which is equal on all replicas."""
+def counters(state: State) -> list[Array]:
+    """Random seeds and everything else that counts steps. They are equal on all replicas."""
     return [a for a in state.non_trainable if not is_float(a)]
 
 
-def with_counters(state: State, values: list[Any], condition: Any) -> State:
-    """The state with these counters, if `condition`."""
+def with_counters(state: State, values: list[Array], condition: Number) -> State:
+    """The state with these counters if `condition` holds, else with its own."""
     rest = iter(values)
     return state._replace(
         non_trainable=[a if is_float(a) else jnp.where(condition, next(rest), a) for a in state.non_trainable]

@@ -1,20 +1,21 @@
-"""What leaves an execution: results at its end, and what somebody is told about each step while it runs."""
+"""What leaves an execution: results at its end, and the logs of each step while it runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from openipu.engine.core.state import Outcome, State
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.host_io.step_logs import StepLogs
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from .arrays import as_before, zeros
+from .remainder import Number
 
 
 class Kept(NamedTuple):
@@ -22,7 +23,7 @@ class Kept(NamedTuple):
 
     results: Tree
     told: Tree
-    """What `live` has been told."""
+    """Logs that wait for `live` to receive them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +33,16 @@ class Collector:
     outcome: Outcome
     replicas: Replicas
     live: StepLogs | None
-    """Who is told the logs of each step while the execution runs."""
-    batches: Any
-    """Full batches of the execution, over all replicas."""
+    """Receives the logs of each step while the execution runs."""
+    batches: Number
+    """The number of full batches in the execution, over all replicas."""
 
-    def start(self, metrics: list[Any], result: Tree, of_tail: Tree, rows: int) -> Kept:
-        """Room for the results of `rows` steps and of the tail, which have these shapes."""
+    def start(self, metrics: list[Array], result: Tree, of_tail: Tree, rows: int) -> Kept:
+        """Empty room for the results of `rows` steps, shaped like `result`, and of the tail, shaped like `of_tail`."""
         return Kept(_room(self.outcome, result, of_tail, rows), self._nothing_told(metrics, result))
 
-    def add(self, kept: Kept, index: Any, result: Tree, active: Any, metrics: list[Any]) -> Kept:
-        """With the results of step `index`, or of the tail if that is None. Not all replicas may be `active`."""
+    def add(self, kept: Kept, index: Number | None, result: Tree, active: Number, metrics: list[Array]) -> Kept:
+        """Add the results of step `index`, or of the tail if it is None. `active` says if this replica had data."""
         told = kept.told
         if self.live is not None and not (index is None and self.outcome.collect == "all"):
             count = self.replicas.count
@@ -51,32 +52,32 @@ class Collector:
         return Kept(_keep(self.outcome, kept.results, index, result, active), told)
 
     def finish(self, kept: Kept) -> None:
-        """Hand over what is still to be told."""
+        """Hand over the logs that still wait."""
         if self.live is not None:
             self.live.outlet.flush(kept.told, self.replicas.index(), self.replicas.is_first())
 
     def results(self, state: State, kept: Tree) -> Tree:
-        """What the execution gives back: logs, or for predict the outputs with an axis for replicas."""
+        """What the execution returns: logs, or for predict the outputs, with an axis for replicas."""
         if self.outcome.collect != "all":
             return self._over_replicas(state, kept)
         outputs, of_tail = kept
         return jax.tree.map(lambda a: a[:, None], outputs), of_tail
 
     def _over_replicas(self, state: State, kept: Tree) -> Tree:
-        """The logs over all replicas: true values of what metrics count, means over the last step of all else."""
+        """The logs over all replicas: true values of metrics, and for everything else means over the last step."""
         known = self.outcome.finish(state) if self.outcome.finish is not None else {}
         if self.outcome.collect == "none":
             return known
         logs = self.replicas.mean_of_active(*kept) if self.replicas.count > 1 else kept[0]
         return {name: known.get(name, value) for name, value in logs.items()}
 
-    def _logs(self, metrics: list[Any], result: Tree, active: Any) -> Tree:
-        """What there is to tell after one step: the logs so far, or for predict the outputs of all replicas."""
+    def _logs(self, metrics: list[Array], result: Tree, active: Number) -> Tree:
+        """What to report after one step: the logs so far, or for predict the outputs of all replicas."""
         if self.outcome.collect == "all":
             return self.replicas.gather(result)
         return self._over_replicas(State([], [], [], metrics), (result, active))
 
-    def _nothing_told(self, metrics: list[Any], result: Tree) -> Tree:
+    def _nothing_told(self, metrics: list[Array], result: Tree) -> Tree:
         if self.live is None:
             return ()
         logs = jax.eval_shape(lambda m, r: self._logs(m, r, True), metrics, result)
@@ -85,7 +86,7 @@ class Collector:
 
 
 def _room(outcome: Outcome, result: Tree, of_tail: Tree, rows: int) -> Tree:
-    """Where results are kept: nothing, those of one step, or those of `rows` steps and of the tail."""
+    """Empty room for no results, for those of one step, or for those of `rows` steps and of the tail."""
     if outcome.collect == "none":
         return ()
     if outcome.collect == "last":
@@ -93,8 +94,8 @@ def _room(outcome: Outcome, result: Tree, of_tail: Tree, rows: int) -> Tree:
     return zeros(result, rows), None if of_tail is None else zeros(of_tail)
 
 
-def _keep(outcome: Outcome, kept: Tree, index: Any, result: Tree, active: Any) -> Tree:
-    """The results so far. The last ones come with whether this replica was active, so that means can be taken."""
+def _keep(outcome: Outcome, kept: Tree, index: Number | None, result: Tree, active: Number) -> Tree:
+    """The results so far. For means over replicas, the last ones also say whether this replica was active."""
     if outcome.collect == "none":
         return ()
     if outcome.collect == "last":

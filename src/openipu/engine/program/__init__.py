@@ -1,1 +1,1 @@
-"""Programs of a user's own: functions that are traced and compiled with the variables and feeds that they use."""
+"""Users' own programs: functions that are compiled together with the variables and feeds that they use."""

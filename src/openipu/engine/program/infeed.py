@@ -1,8 +1,8 @@
-"""How elements of a dataset reach a program.
+"""How the elements of a dataset reach a program.
 
-Where the number of elements is known before the launch (`loops.repeat`), they are sent ahead as one slab. Where it is
-not (`loops.while_loop`), or where the slab would be too large, the program fetches them while it runs,
-`prefetch_depth` at a time. Element i goes to replica i mod R.
+If their number is known before the launch (`loops.repeat`), they are sent ahead as one slab. If it is not
+(`loops.while_loop`), or if the slab would be too large, the program fetches them while it runs, `prefetch_depth` at a
+time. Element i goes to replica i mod R.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from openipu.engine.data.dataset_reader import DatasetReader
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.host_io.host_call import host_call
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 from openipu.errors import OutOfRangeError
 
 import jax
@@ -27,16 +27,17 @@ from .program_trace import ProgramTrace
 
 
 class Fetched(NamedTuple):
-    """Elements on the device: the first `available` of `rows`, of which `position` are used, of `taken` in all."""
+    """Elements that were fetched: the first `available` of `rows`. The next one is at `position`."""
 
     rows: Tree
-    position: Any
-    available: Any
-    taken: Any
+    position: Array
+    available: Array
+    taken: Array
+    """How many elements the replica has taken since the launch."""
 
 
 class InfeedSource:
-    """The elements of one infeed queue as programs see them."""
+    """The elements of one infeed queue, as programs take them."""
 
     def __init__(self, elements: DatasetReader, depth: int) -> None:
         self.elements, self._depth = elements, depth
@@ -44,12 +45,12 @@ class InfeedSource:
         self._dealt: list[deque[Tree]] = []
         self._used: list[int] = []
         self.error: BaseException | None = None
-        """Why the program that ran last could not go on."""
+        """Why the latest program had to stop, if it did."""
 
     # --- inside the program
 
     def next(self, trace: ProgramTrace) -> Tree:
-        """The next element of this replica."""
+        """The next element for this replica."""
         trace.need(self)
         trace.rows = next((leaf.shape[0] for leaf in jax.tree.leaves(self.elements.spec) if leaf.shape), None)
         if trace.discovering:
@@ -64,7 +65,7 @@ class InfeedSource:
         return jax.tree.map(lambda a: a[cell.position], cell.rows)
 
     def first_cell(self, *, sent: bool) -> Tree:
-        """Where a program begins: at the first row of its slab, or with nothing fetched."""
+        """The cell at the start of a program: at the first row of a slab that was sent, or with nothing fetched."""
         if sent:
             return jnp.int32(0)
         rows = jax.tree.map(lambda a: jnp.zeros((self._depth, *a.shape), a.dtype), self.elements.spec)
@@ -74,8 +75,8 @@ class InfeedSource:
         leaves, structure = jax.tree.flatten(cell.rows)
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves]
 
-        def fetch() -> tuple[Any, ...]:
-            # `taken` makes each call depend on the one before.
+        def fetch() -> tuple[Array, ...]:
+            # The argument `taken` keeps the calls in order.
             available, *rows = host_call(
                 self._fetch, (jax.ShapeDtypeStruct((), jnp.int32), *shapes), replicas.index(), cell.taken
             )
@@ -88,14 +89,14 @@ class InfeedSource:
     # --- the host's side
 
     def slab(self, count: int, replicas: Replicas) -> Tree:
-        """`count` elements for each replica, sent to the devices."""
+        """Send `count` elements to each replica."""
         wanted = count * replicas.count
         elements = self.elements.take(wanted)
         if len(elements) < wanted:
             self.elements.put_back(elements)
             raise OutOfRangeError(
                 f"The program takes {wanted} elements of the infeed queue, but {len(elements)} are left. Give a "
-                "dataset that repeats, let the program take fewer, or start again with `infeed_queue.initializer`."
+                "dataset that repeats, take fewer elements, or start again with `infeed_queue.initializer`."
             )
 
         def stack(*rows: np.ndarray) -> np.ndarray:
@@ -104,16 +105,16 @@ class InfeedSource:
         return jax.device_put(jax.tree.map(stack, *elements), replicas.split(1))
 
     def slab_bytes(self, count: int) -> int:
-        """Bytes that a slab takes on each replica."""
+        """The bytes that a slab of `count` elements takes on each replica."""
         leaves = jax.tree.leaves(self.elements.spec)
         return count * int(sum(np.dtype(a.dtype).itemsize * math.prod(a.shape) for a in leaves))
 
     def begin(self, replicas: int) -> None:
-        """A program that fetches starts to run."""
+        """Call before a program runs that fetches elements."""
         self._dealt, self._used, self.error = [deque() for _ in range(replicas)], [0] * replicas, None
 
     def end(self, taken: np.ndarray) -> None:
-        """The program has ended after each replica took so many: what it fetched in vain comes first next time."""
+        """Call when the program has ended, with the number of elements that each replica took. The rest is put back."""
         rest = {
             (used + i) * len(self._dealt) + replica: element
             for replica, (used, dealt) in enumerate(zip(self._used, self._dealt, strict=True))
@@ -122,7 +123,7 @@ class InfeedSource:
         }
         self.elements.put_back([rest[number] for number in sorted(rest)])
 
-    def _fetch(self, replica: Any, taken: Any) -> tuple[np.ndarray, ...]:
+    def _fetch(self, replica: np.ndarray, taken: np.ndarray) -> tuple[np.ndarray, ...]:
         try:
             return self._block(int(replica), int(taken))
         except BaseException as error:
@@ -130,12 +131,13 @@ class InfeedSource:
             raise
 
     def _block(self, replica: int, taken: int) -> tuple[np.ndarray, ...]:
+        """The next elements of a replica that has taken `taken`: their number, and the leaves of `depth` rows."""
         with self._lock:
             mine = self._dealt[replica]
             for _ in range(taken - self._used[replica]):
                 mine.popleft()
             self._used[replica] = taken
-            # Wait for one element, but not for more.
+            # Wait for one element, but take more only if they are ready.
             while not mine or (len(mine) < self._depth and self.elements.at_hand >= len(self._dealt)):
                 if not self._deal():
                     break
@@ -143,7 +145,7 @@ class InfeedSource:
         if not block:
             raise OutOfRangeError(
                 f"The program has taken {taken} elements of the infeed queue on each of {len(self._dealt)} replica(s) "
-                "and asks for another, but the data has ended. Give a dataset that repeats, or end the loop before."
+                "and asks for another, but the data has ended. Give a dataset that repeats, or end the loop earlier."
             )
 
         def stack(*rows: np.ndarray) -> np.ndarray:
@@ -152,7 +154,7 @@ class InfeedSource:
         return np.asarray(len(block), np.int32), *jax.tree.leaves(jax.tree.map(stack, *block))
 
     def _deal(self) -> bool:
-        """Give each replica one more element, if there are as many."""
+        """Deal one more element to each replica, if there are enough."""
         elements = self.elements.take(len(self._dealt))
         if len(elements) < len(self._dealt):
             self.elements.put_back(elements)

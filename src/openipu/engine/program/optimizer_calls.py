@@ -1,16 +1,17 @@
-"""Optimizers inside device programs: gradients are mapped and reduced over replicas where they are applied."""
+"""Optimizers inside device programs: gradients are mapped, and reduced over replicas, when they are applied."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from openipu.engine.core.optimizer_chain import describe, map_gradients
 from openipu.engine.core.wrapped_optimizer import by_engine, chain, is_by_engine
 from openipu.engine.keras_compat.api import optimized_variables
 from openipu.engine.keras_compat.patches import LOSS_SCALE_APPLY, OPTIMIZER_APPLY
+from openipu.engine.types import Array
 
 import keras
 
@@ -19,9 +20,14 @@ from .program_trace import ProgramTrace
 
 @contextlib.contextmanager
 def in_program(trace: ProgramTrace) -> Iterator[None]:
-    """Until the block ends, `apply` of every optimizer in this thread knows that it runs on one of several replicas."""
+    """Until the block ends, every optimizer in this thread reduces gradients over replicas when it applies them."""
 
-    def apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    def apply(
+        original: Callable[..., Any],
+        optimizer: keras.optimizers.Optimizer,
+        grads: Iterable[Array],
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> Any:
         own = functools.partial(original, optimizer)
         if is_by_engine():
             return own(grads, trainable_variables)
@@ -32,13 +38,17 @@ def in_program(trace: ProgramTrace) -> Iterator[None]:
 
 
 def _apply(
-    trace: ProgramTrace, original: Callable[..., Any], optimizer: Any, gradients: list[Any], weights: Any
+    trace: ProgramTrace,
+    original: Callable[..., Any],
+    optimizer: keras.optimizers.Optimizer,
+    gradients: list[Array],
+    weights: Sequence[keras.Variable] | None,
 ) -> None:
     plan = describe(optimizer)
     if plan.accumulation is not None and plan.accumulation.steps > 1:
         raise RuntimeError(
-            f"{optimizer.name!r} accumulates {plan.accumulation.steps} micro-batches per update, which `fit` does for "
-            "models of a strategy. In a program of your own, add gradients up in a loop and apply their sum."
+            f"{optimizer.name!r} accumulates {plan.accumulation.steps} micro-batches per update, which only `fit` "
+            "does, for models of a strategy. In a program of your own, add up gradients in a loop and apply their sum."
         )
     if weights is not None and not optimizer.built:
         optimizer.build(list(weights))
@@ -51,7 +61,7 @@ def _apply(
         if not any(isinstance(link, keras.optimizers.LossScaleOptimizer) for link in chain(optimizer)):
             original(gradients, known)
             return
-        # Keras decides here whether gradients are finite, and only its stateless form can do so while it is traced.
+        # Keras checks here whether gradients are finite, and only its stateless form can do so under tracing.
         new, state = optimizer.stateless_apply(
             [v.value for v in optimizer.variables], gradients, [v.value for v in known]
         )
@@ -59,10 +69,11 @@ def _apply(
         variable.assign(value)
 
 
-def _known(optimizer: Any) -> list[Any]:
+def _known(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """The variables that the optimizer was built for."""
     if not optimizer.built:
         raise ValueError(
-            f"{optimizer.name!r} was given gradients without variables before it has seen any. Give both: "
+            f"{optimizer.name!r} was given gradients without variables, but it has not seen any yet. Give both: "
             "`optimizer.apply(gradients, model.trainable_variables)`."
         )
     return optimized_variables(optimizer)

@@ -1,8 +1,8 @@
-"""A function being traced into a device program, and the loops inside it.
+"""A function that is being traced into a device program, and the loops inside it.
 
-Every function is traced twice. The first time, to discover: which variables it reads and assigns, which feeds it uses
-and how many elements it takes from them. Values only flow through, and a loop's body is run through once. The second
-time, to build: all of that is threaded through the program, and loops are XLA's loops.
+Every function is traced twice. The first tracing discovers which variables it reads and assigns, which feeds it uses,
+and how many elements it takes from them; the body of a loop is traced only once. The second tracing builds the program:
+variables and feeds are threaded through it, and loops become XLA's loops.
 """
 
 from __future__ import annotations
@@ -15,35 +15,36 @@ from typing import Any
 
 from openipu.engine.convolution import rewrite
 from openipu.engine.devices.replicas import Replicas
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
+import keras
 from jax import lax
 
 from .variable_scope import VariableScope
 
 Body = Callable[[list[Any]], list[Any]]
-"""New loop-carried values from old ones."""
+"""Computes new loop-carried values from old ones."""
 
 _active = threading.local()
 
 
-class NotInProgram(Exception):  # noqa: N818 - no error: it says how to run what raised it
-    """Something was met while a function is traced that is a program by itself: the function runs on the host."""
+class NotInProgram(Exception):  # noqa: N818 - not an error
+    """Raised when a traced function meets something that is a program by itself. The function then runs on the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What the body of one loop changes."""
+    """What one loop or conditional changes: variables, and cells of feeds by their owners."""
 
-    variables: tuple[Any, ...]
-    owners: tuple[Any, ...]
+    variables: tuple[keras.Variable, ...]
+    owners: tuple[object, ...]
 
 
 @dataclass
 class ProgramTrace:
-    """The state of one tracing; `discovering` the first time."""
+    """The state of one tracing, which is `discovering` or building."""
 
     replicas: Replicas
     ordinal: int
@@ -51,21 +52,21 @@ class ProgramTrace:
     scope: VariableScope
     sites: list[Site] = field(default_factory=list)
     demands: dict[int, tuple[Any, int | None]] = field(default_factory=dict)
-    """Infeeds and the elements that each replica takes from them; None where that is not known before it runs."""
+    """Infeeds, and the number of elements that each replica takes; None if that depends on the run."""
     outfeeds: dict[int, tuple[Any, Tree]] = field(default_factory=dict)
-    """Outfeeds and a description of their elements."""
+    """Outfeeds, and the shapes of their elements."""
     slabs: dict[int, Tree] = field(default_factory=dict)
-    """Elements of infeeds that were sent before the launch, by feed."""
-    optimizers: dict[int, Any] = field(default_factory=dict)
+    """Elements that were sent before the launch, by infeed."""
+    optimizers: dict[int, keras.optimizers.Optimizer] = field(default_factory=dict)
     """Optimizers that were applied."""
     rows: int | None = None
-    """Samples in one element of an infeed: the micro-batch of one replica."""
+    """Samples in one element of an infeed, which is the micro-batch of one replica."""
     _turns: int | None = 1
     _next_site: int = 0
 
     @contextlib.contextmanager
     def active(self) -> Iterator[ProgramTrace]:
-        """Until the block ends, this is what is traced in this thread."""
+        """Until the block ends, `current()` is this trace."""
         before, _active.trace = current(), self
         try:
             with self.scope:
@@ -75,7 +76,7 @@ class ProgramTrace:
 
     @contextlib.contextmanager
     def within(self, scope: VariableScope) -> Iterator[VariableScope]:
-        """Until the block ends, changes go into `scope`."""
+        """Until the block ends, changes are recorded in `scope`."""
         before, self.scope = self.scope, scope
         try:
             with scope:
@@ -83,16 +84,16 @@ class ProgramTrace:
         finally:
             self.scope = before
 
-    def need(self, feed: Any) -> None:
-        """One element of `feed` is taken here, each time around the loops that are around this place."""
+    def need(self, feed: object) -> None:
+        """Count one element of `feed`, for each iteration of the enclosing loops."""
         _, known = self.demands.get(id(feed), (feed, 0))
         total = None if known is None or self._turns is None else known + self._turns
         self.demands[id(feed)] = (feed, total)
 
     # --- loops and conditionals
 
-    def cond(self, condition: Any, branches: tuple[Body, Body], carry: list[Any]) -> list[Any]:
-        """The first branch if the condition holds, else the second one; both give values of the same kinds."""
+    def cond(self, condition: Array | bool, branches: tuple[Body, Body], carry: list[Any]) -> list[Any]:
+        """Run the first branch if the condition holds, else the second. Both return values of the same shapes."""
         if self.discovering:
             index = len(self.sites)
             self.sites.append(Site((), ()))
@@ -128,8 +129,8 @@ class ProgramTrace:
         )
         return self._after(site, state)
 
-    def repeat(self, count: Any, body: Body, carry: list[Any]) -> list[Any]:
-        """`body` so many times."""
+    def repeat(self, count: Array | int, body: Body, carry: list[Any]) -> list[Any]:
+        """Run `body` `count` times."""
         if self.discovering:
             return self._discover(body, carry, count if isinstance(count, int) else None)
         site, step, start = self._turn(body, carry)
@@ -138,7 +139,7 @@ class ProgramTrace:
     def while_loop(
         self, condition: Callable[[list[Any]], Any], body: Body, carry: list[Any], most: int | None
     ) -> list[Any]:
-        """`body` as long as `condition` holds, at most `most` times."""
+        """Run `body` while `condition` holds, at most `most` times."""
         if self.discovering:
             self._check(condition, carry)
             return self._discover(body, carry, None)
@@ -154,6 +155,7 @@ class ProgramTrace:
         return self._after(site, end)
 
     def _discover(self, body: Body, carry: list[Any], count: int | None) -> list[Any]:
+        """Trace the body of a loop once, and note what it changes. `count` is None if it depends on the run."""
         outer, index = self._turns, len(self.sites)
         self.sites.append(Site((), ()))
         self._turns = None if count is None or outer is None else outer * count
@@ -169,17 +171,17 @@ class ProgramTrace:
             answer = jnp.asarray(condition(carry))
         if answer.shape or answer.dtype != bool:
             raise TypeError(
-                f"The condition of a loop gave shape {answer.shape} and dtype {answer.dtype}. Give one boolean."
+                f"The condition of a loop has shape {answer.shape} and dtype {answer.dtype}. Give one boolean."
             )
         if child.assigned or child.touched:
             raise ValueError("The condition of a loop changes variables or uses a feed. Do that in its body.")
 
     def _turn(self, body: Body, carry: list[Any]) -> tuple[Site, Callable[[Tree], Tree], Tree]:
-        """The next loop: what it changes, one turn of it as a pure function, and what the first turn gets."""
+        """The next loop: what it changes, one iteration as a pure function, and the input of the first iteration."""
         site, inner = self._take_site()
 
         def turn(state: Tree) -> Tree:
-            self._next_site = inner  # JAX may trace the body more than once
+            self._next_site = inner  # because JAX may trace the body more than once
             carry, values, cells = state
             with self._child(site, values, cells) as child:
                 new = body(carry)
@@ -188,7 +190,7 @@ class ProgramTrace:
         return site, rewrite(turn, self.replicas.platform), (carry, *self._changes(site, self.scope))
 
     def _take_site(self) -> tuple[Site, int]:
-        """What is changed at the next place, and the number of the first place inside it."""
+        """The next site, and the number of the first site inside it."""
         site = self.sites[self._next_site]
         self._next_site += 1
         return site, self._next_site
@@ -201,6 +203,7 @@ class ProgramTrace:
 
     @staticmethod
     def _changes(site: Site, scope: VariableScope) -> tuple[list[Any], list[Tree]]:
+        """The current values of what a site changes."""
         values = [
             lax.convert_element_type(scope.get_current_value(v), jax.dtypes.canonicalize_dtype(v.dtype))
             for v in site.variables
@@ -208,6 +211,7 @@ class ProgramTrace:
         return values, [scope.cell(owner) for owner in site.owners]
 
     def _after(self, site: Site, state: Tree) -> list[Any]:
+        """Record what a site has changed, and return the carried values."""
         carry, values, cells = state
         for variable, value in zip(site.variables, values, strict=True):
             self.scope.add_update((variable, value))
@@ -218,7 +222,7 @@ class ProgramTrace:
 
 @contextlib.contextmanager
 def stage_of_pipeline() -> Iterator[None]:
-    """Until the block ends, a stage of a pipeline is traced in this thread, where feeds cannot be used."""
+    """Until the block ends, this thread traces a stage of a pipeline, where feeds cannot be used."""
     before, _active.stage = in_stage(), True
     try:
         yield
@@ -227,10 +231,10 @@ def stage_of_pipeline() -> Iterator[None]:
 
 
 def in_stage() -> bool:
-    """Whether a stage of a pipeline is being traced in this thread."""
+    """Whether this thread is tracing a stage of a pipeline."""
     return getattr(_active, "stage", False)
 
 
 def current() -> ProgramTrace | None:
-    """What is being traced in this thread, if anything is."""
+    """The trace that is active in this thread, if there is one."""
     return getattr(_active, "trace", None)

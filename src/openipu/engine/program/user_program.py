@@ -1,50 +1,52 @@
 """A user's function as one compiled program on all replicas, with the Keras variables that it uses.
 
     program = user_program(fn, ordinal)       # the same object for the same function
-    program(args, kwargs)                       # traces and compiles once per shape of the arguments, then launches
+    program(args, kwargs)                     # traces and compiles once per shape of the arguments, then launches
 
-Variables that the function assigns are inputs and outputs of the program and their buffers are donated; those that it
-only reads are inputs. Feeds take part through their cells (variable_scope.py) and tell here what they need
+Variables that the function assigns are inputs and outputs of the program, and their buffers are donated. Variables that
+it only reads are inputs. Feeds take part through their cells (variable_scope.py) and say during tracing what they need
 (program_trace.py).
 
-[Note: programs that visit the host] XLA runs a program with calls into Python on the thread that launches it on a CPU,
-so launching one returns when it has ended. It is the same on other devices, for equal behaviour: whoever wants to read
-while it runs does so in another thread. A program that fetches its data may fail in the midst of it when the data ends.
-Its buffers are not donated, so that the variables keep their values.
+[Note: programs that visit the host] On a CPU, XLA runs a program that calls Python on the thread that launches it, so
+the launch returns when the program has ended. For equal behaviour, we wait for its end on other devices too; to read
+while it runs, use another thread. A program that fetches its data may fail halfway, when the data ends. Its buffers are
+not donated, so that the variables keep their values.
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from openipu.engine.core.replicated_step import one_of_several
 from openipu.engine.devices import systems
 from openipu.engine.devices.kept_programs import KeptPrograms
 from openipu.engine.devices.memory import SLAB_SHARE, free_memory
 from openipu.engine.devices.placement import Placement, placement_on
+from openipu.engine.devices.replicas import Replicas
 from openipu.engine.keras_compat.patches import tracing
 from openipu.engine.loop.compile import CompiledProgram, compile_program
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 
 from . import optimizer_calls as optimize
+from .call_arguments import CallArguments, SameObject
 from .program_trace import NotInProgram, ProgramTrace, Site
 from .variable_scope import VariableScope
 
 KEPT = 64
-"""Functions whose programs are kept."""
+"""The number of functions whose programs are kept."""
 
 
 class Operation:
-    """What a device does without giving a value, such as an `enqueue`: bodies may return it after their values."""
+    """What a device does without producing a value, such as an `enqueue`. Bodies may return it after their values."""
 
 
 jax.tree_util.register_static(Operation)
@@ -52,28 +54,28 @@ jax.tree_util.register_static(Operation)
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What tracing a function for the first time has found out."""
+    """What the first tracing of a function has found out."""
 
-    state: tuple[Any, ...]
+    state: tuple[keras.Variable, ...]
     """Variables that it assigns."""
-    constants: tuple[Any, ...]
+    constants: tuple[keras.Variable, ...]
     """Variables that it only reads."""
     sites: tuple[Site, ...]
     sent: dict[int, tuple[Any, int]]
-    """Infeeds whose elements are sent before the launch, and how many for each replica."""
+    """Infeeds whose elements are sent before the launch, and the number of elements for each replica."""
     fetched: tuple[Any, ...]
-    """Infeeds whose elements the program fetches."""
+    """Infeeds whose elements the program fetches while it runs."""
     outfeeds: dict[int, tuple[Any, Tree]]
-    optimizers: tuple[Any, ...]
+    optimizers: tuple[keras.optimizers.Optimizer, ...]
 
     @property
     def visits_host(self) -> bool:
-        """See [Note: programs that visit the host]."""
+        """Whether the program calls Python while it runs. See [Note: programs that visit the host]."""
         return bool(self.fetched or self.outfeeds)
 
 
 class UserProgram:
-    """A function under compilation for one place; `programs` has one entry per shape of the arguments."""
+    """A user's function on the devices of one place. `programs` has one entry per shape of the arguments."""
 
     def __init__(self, fn: Callable[..., Any], place: Placement, ordinal: int) -> None:
         self._fn, self._place, self._ordinal = fn, place, ordinal
@@ -81,30 +83,31 @@ class UserProgram:
         self._spread: dict[int, tuple[Any, Any]] = {}
         self._lock = threading.RLock()
 
-    def __call__(self, args: Any = (), kwargs: Any = None) -> Any:
-        """Run on all replicas; gives what the first one returns."""
+    def __call__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Run the function on all replicas, and return what the first one returns."""
         call = CallArguments.of(args, kwargs or {})
         with self._lock, contextlib.suppress(NotInProgram):
             if call.key not in self.programs:
                 needs = self._discover(call)
                 self.programs[call.key] = needs, self._compile(needs, call)
         if call.key not in self.programs:
-            # A pipeline is a program of its own, and all that this function does on devices.
+            # The function runs a pipeline, which is a program of its own and all that the function does on devices.
             return self._fn(*args, **(kwargs or {}))
         return self._launch(*self.programs[call.key], call)
 
     # --- tracing
 
     def _discover(self, call: CallArguments) -> Needs:
+        """Trace the function a first time, to find out what it needs."""
         scope = VariableScope()
         trace = ProgramTrace(self._place.replicas, self._ordinal, True, scope)
 
-        def run(arrays: list[Any]) -> None:
+        def run(arrays: list[Array]) -> None:
             scope.belongs_here()
             with self._environment(trace):
                 self._fn(*call.args(arrays)[0], **call.args(arrays)[1])
 
-        # Left outside of the tracing, where Keras gives variables made meanwhile their values.
+        # The scope ends outside the tracing, because Keras then initialises the variables that were made in it.
         with tracing(), trace.active():
             jax.eval_shape(self._place.replicas.program(run, (None,), None), call.arrays)
         state = tuple(scope.assigned.values())
@@ -121,9 +124,10 @@ class UserProgram:
         )
 
     def _compile(self, needs: Needs, call: CallArguments) -> CompiledProgram:
+        """Trace the function a second time, with everything that it needs, and compile it."""
         replicas = self._place.replicas
 
-        def run(state: list[Any], constants: list[Any], slabs: list[Tree], arrays: list[Any]) -> Any:
+        def run(state: list[Array], constants: list[Array], slabs: list[Tree], arrays: list[Array]) -> Any:
             first = [_first_value(v, value, replicas) for v, value in zip(needs.state, state, strict=True)]
             values = [*zip(needs.state, first, strict=True), *zip(needs.constants, constants, strict=True)]
             scope = VariableScope(None, values, self._cells(needs), _unknown)
@@ -135,7 +139,7 @@ class UserProgram:
                 flushed = [feed.outlet.flush(scope.cell(feed), replicas.index()) for feed, _ in needs.outfeeds.values()]
                 new = [scope.state_mapping[id(v)] for v in needs.state]
             taken = [jnp.reshape(scope.cell(feed).taken, (1,)) for feed in needs.fetched]
-            # Who waits for these waits for the last visit of every replica.
+            # To wait for these values is to wait for the last visit of every replica.
             visits = [jnp.reshape(waiting.due, (1,)) for waiting in flushed]
             return result, self._agreed(needs, new, first), taken, visits
 
@@ -149,7 +153,7 @@ class UserProgram:
 
     @contextlib.contextmanager
     def _environment(self, trace: ProgramTrace) -> Iterator[None]:
-        """Around the user's function, in both tracings."""
+        """The context in which the user's function is traced, both times."""
         place = self._place
         with optimize.in_program(trace):
             if place.replicas.count == 1:
@@ -163,10 +167,10 @@ class UserProgram:
         fetched = [(feed, feed.first_cell(sent=False)) for feed in needs.fetched]
         return [*sent, *fetched, *((feed, feed.outlet.start(spec)) for feed, spec in needs.outfeeds.values())]
 
-    def _agreed(self, needs: Needs, new: list[Any], old: list[Any]) -> list[Any]:
-        """Values that all replicas have: sums of what metrics count, means of what moves with the data.
+    def _agreed(self, needs: Needs, new: list[Array], old: list[Array]) -> list[Array]:
+        """New values, made equal on all replicas: sums of metrics, means of moving statistics.
 
-        Weights and the optimizers' own variables are equal already, because gradients are reduced before they are
+        Weights and the optimizers' own variables are already equal, because gradients are reduced before they are
         applied.
         """
         replicas = self._place.replicas
@@ -174,7 +178,7 @@ class UserProgram:
             return new
         own = {id(v) for optimizer in needs.optimizers for v in optimizer.variables}
 
-        def agree(variable: Any, new: Any, old: Any) -> Any:
+        def agree(variable: keras.Variable, new: Array, old: Array) -> Tree:
             if _adds_up(variable):
                 return replicas.sum(new)
             moves = not variable.trainable and id(variable) not in own and jnp.issubdtype(new.dtype, jnp.floating)
@@ -185,6 +189,7 @@ class UserProgram:
     # --- launching
 
     def _launch(self, needs: Needs, program: CompiledProgram, call: CallArguments) -> Any:
+        """Feed the program, run it, and put the new values into the variables."""
         replicas = self._place.replicas
         if self._place.compile_only:
             return program.call([])[0]  # nothing is sent, fetched or assigned
@@ -216,11 +221,11 @@ class UserProgram:
             feed.check()
         return jax.tree.map(lambda a: a if replicas.count == 1 else a.addressable_data(0), result)
 
-    def _values(self, needs: Needs) -> tuple[list[Any], list[Any]]:
+    def _values(self, needs: Needs) -> tuple[list[Array], list[Array]]:
         return [self._take(v) for v in needs.state], [self._take(v) for v in needs.constants]
 
-    def _take(self, variable: Any) -> Any:
-        """A variable's value on the devices of all replicas; what is there already is not copied."""
+    def _take(self, variable: keras.Variable) -> Any:
+        """A variable's value on the devices of all replicas. A value that is already there is not copied."""
         value = variable.value
         if self._place.replicas.count == 1:
             (device,) = self._place.replicas.devices
@@ -231,16 +236,18 @@ class UserProgram:
             self._spread[id(variable)] = value, spread
         return spread
 
-    def _give(self, variable: Any, value: Any) -> None:
+    def _give(self, variable: keras.Variable, value: Array) -> None:
+        """Assign a value that is on the devices of all replicas, and remember that it is there."""
         if self._place.replicas.count > 1:
             spread, value = value, value.addressable_data(0)
             self._spread[id(variable)] = value, spread
         variable.assign(value)
 
     def _slab_shapes(self, needs: Needs) -> list[Tree]:
+        """The shapes of the slabs that are sent before the launch, and where they live."""
         replicas = self._place.replicas
 
-        def shape(count: int, spec: Any) -> Any:
+        def shape(count: int, spec: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             sharding = replicas.split(1)
             if replicas.count == 1:
                 sharding = jax.sharding.SingleDeviceSharding(sharding)
@@ -252,89 +259,22 @@ class UserProgram:
         ]
 
 
-@dataclass(frozen=True)
-class CallArguments:
-    """The arguments of one call: arrays and floats are inputs of the program, everything else is part of it."""
-
-    arrays: list[Any]
-    _structure: Any
-    _static: list[Any]
-    key: Any
-
-    @classmethod
-    def of(cls, args: Any, kwargs: Any) -> CallArguments:
-        """Sort the arguments."""
-        leaves, structure = jax.tree.flatten((tuple(args), dict(kwargs)))
-        arrays, static = [], []
-        for leaf in leaves:
-            dynamic = _is_array(leaf)
-            static.append(_INPUT if dynamic else leaf)
-            if dynamic:
-                arrays.append(_array(leaf))
-        shapes = tuple((a.shape, np.dtype(a.dtype)) for a in arrays)
-        return cls(arrays, structure, static, (structure, shapes, tuple(map(_identity, static))))
-
-    def args(self, arrays: list[Any]) -> Any:
-        """(args, kwargs) with these arrays in place of those given."""
-        inputs = iter(arrays)
-        return jax.tree.unflatten(self._structure, [next(inputs) if s is _INPUT else s for s in self._static])
-
-
-_INPUT = object()
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, np.ndarray | np.generic | jax.Array | float | complex) or (
-        hasattr(leaf, "__array__") and hasattr(leaf, "dtype") and not hasattr(leaf, "assign")
-    )
-
-
-def _array(leaf: Any) -> Any:
-    if isinstance(leaf, float | complex):
-        return jnp.asarray(leaf)
-    array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
-    if array.dtype == np.float64:
-        raise TypeError(
-            f"An argument of shape {array.shape} has dtype float64, which devices do not compute in. Give float32: "
-            "`array.astype('float32')`."
-        )
-    return array
-
-
-@dataclass(frozen=True, eq=False)
-class _Same:
-    """Equal to what holds the very same object, which it keeps alive."""
-
-    value: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
-def _identity(leaf: Any) -> Any:
-    """What makes two static arguments the same: their values for plain ones, else that it is the same object."""
-    return (type(leaf), leaf) if isinstance(leaf, int | str | bytes | enum.Enum) else _Same(leaf)
-
-
-def _adds_up(variable: Any) -> bool:
-    """Whether each replica counts on its own: the variables of metrics."""
+def _adds_up(variable: keras.Variable) -> bool:
+    """Whether the values of all replicas add up, as for the variables of metrics."""
     return str(variable.aggregation) == "sum"
 
 
-def _first_value(variable: Any, value: Any, replicas: Any) -> Any:
-    """A variable's value at the start. What adds up goes on from there on the first replica, elsewhere from zero."""
+def _first_value(variable: keras.Variable, value: Array, replicas: Replicas) -> Array:
+    """The value with which a replica starts. If values add up, all replicas but the first start from zero."""
     if replicas.count == 1 or not _adds_up(variable):
         return value
     return jnp.where(replicas.index() == 0, value, jnp.zeros_like(value))
 
 
-def _unknown(variable: Any) -> Any:
+def _unknown(variable: keras.Variable) -> NoReturn:
     raise ValueError(
-        f"The function uses the Keras variable {variable.path!r}, which is made anew each time the function is traced. "
-        "Make layers, models, optimizers and metrics outside of the function."
+        f"The function uses the Keras variable {variable.path!r}, which it creates again each time it is traced. "
+        "Create layers, models, optimizers and metrics outside the function."
     )
 
 
@@ -342,7 +282,7 @@ _programs: KeptPrograms[UserProgram] = KeptPrograms(KEPT)
 
 
 def user_program(fn: Callable[..., Any], ordinal: int) -> UserProgram:
-    """The program of `fn` on system number `ordinal`; those used last are kept."""
+    """The program of `fn` on system number `ordinal`. Recently used programs are kept."""
     place = placement_on(systems.system(ordinal))
-    key = (fn if isinstance(fn, Hashable) else _Same(fn), ordinal)
+    key = (fn if isinstance(fn, Hashable) else SameObject(fn), ordinal)
     return _programs.get(place, key, lambda: UserProgram(fn, place, ordinal))

@@ -1,11 +1,10 @@
-"""What a function that is traced into a program changes: Keras variables, and the places of feeds.
+"""Records what a traced function reads and changes: Keras variables, and the cells of feeds.
 
-A `VariableScope` stands between Keras variables and their users: reading gives the traced value, assigning keeps the
-new one.
-Scopes nest as loops do; what one does not know, its parent does. Afterwards it tells what was read and assigned.
+A `VariableScope` stands between Keras variables and their users: reading returns the traced value, and assigning keeps
+the new one. Scopes nest as loops do, and values that a scope does not have come from its parent.
 
-[Note: JAX's own loops] Inside `jax.lax.fori_loop`, `jax.grad`, `jax.jit` and the like, values belong to a program of
-their own, and a scope around it must not keep them. What changes a variable there is an error, at once and in words.
+[Note: JAX's own loops] Inside `jax.lax.fori_loop`, `jax.grad`, `jax.jit` and the like, values belong to an inner
+program, and a scope outside that program must not keep them. Changing a variable there raises an error at once.
 """
 
 from __future__ import annotations
@@ -13,35 +12,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import keras
 from jax.extend.core import get_opaque_trace_state
 
 
 class VariableScope(keras.StatelessScope):
-    """Values of variables and cells while a function is traced.
+    """The values of variables and cells while a function is traced.
 
-    A cell is a tree of arrays that belongs to a feed and not to Keras: it is found by its owner.
+    A cell is a tree of arrays that belongs to a feed, its owner.
     """
 
     def __init__(
         self,
         parent: VariableScope | None = None,
-        values: Iterable[tuple[Any, Any]] = (),
-        cells: Iterable[tuple[Any, Tree]] = (),
-        unknown: Callable[[Any], Any] | None = None,
+        values: Iterable[tuple[keras.Variable, Array]] = (),
+        cells: Iterable[tuple[object, Tree]] = (),
+        unknown: Callable[[keras.Variable], Any] | None = None,
     ) -> None:
         super().__init__(collect_losses=True)
         self._parent, self._unknown = parent, unknown
-        self._where: Any = None
+        self._where: object = None
         self.state_mapping = {id(variable): value for variable, value in values}
         self._cells: dict[int, Tree] = {id(owner): cell for owner, cell in cells}
-        self.read: dict[int, Any] = {}
+        self.read: dict[int, keras.Variable] = {}
         """Variables that were read."""
-        self.assigned: dict[int, Any] = {}
+        self.assigned: dict[int, keras.Variable] = {}
         """Variables that got a new value."""
-        self.touched: dict[int, Any] = {}
+        self.touched: dict[int, object] = {}
         """Owners of cells that got a new value."""
 
     def __enter__(self) -> VariableScope:
@@ -50,11 +49,11 @@ class VariableScope(keras.StatelessScope):
         return self
 
     def belongs_here(self) -> None:
-        """Changes are made where JAX traces now. See [Note: JAX's own loops]."""
+        """Accept changes only from the program that JAX traces now. See [Note: JAX's own loops]."""
         self._where = _where()
 
-    def get_current_value(self, variable: Any) -> Any:
-        """The traced value; Keras calls this whenever a variable is read."""
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """The traced value. Keras calls this whenever a variable is read."""
         self.read[id(variable)] = variable
         value = self.state_mapping.get(id(variable))
         if value is not None:
@@ -63,20 +62,20 @@ class VariableScope(keras.StatelessScope):
             return self._parent.get_current_value(variable)
         return self._unknown(variable) if self._unknown is not None else None
 
-    def add_update(self, update: tuple[Any, Any]) -> None:
-        """Keep a new value; Keras calls this whenever a variable is assigned."""
+    def add_update(self, update: tuple[keras.Variable, Array]) -> None:
+        """Keep a new value. Keras calls this whenever a variable is assigned."""
         variable, value = update
         self._check(f"The Keras variable {variable.path!r} is assigned")
         self.assigned[id(variable)] = variable
         self.state_mapping[id(variable)] = value
 
-    def cell(self, owner: Any) -> Tree:
+    def cell(self, owner: object) -> Tree:
         """The cell of `owner`."""
         cell = self._cells.get(id(owner))
         return self._parent.cell(owner) if cell is None and self._parent is not None else cell
 
-    def set_cell(self, owner: Any, cell: Tree) -> None:
-        """A new value for the cell of `owner`."""
+    def set_cell(self, owner: object, cell: Tree) -> None:
+        """Replace the cell of `owner`."""
         self._check("A feed is used")
         self.touched[id(owner)] = owner
         self._cells[id(owner)] = cell
@@ -84,17 +83,18 @@ class VariableScope(keras.StatelessScope):
     def _check(self, what: str) -> None:
         if self._where != _where():
             raise RuntimeError(
-                f"{what} inside one of JAX's own loops, conditionals or gradients, which do not carry it along. Use "
+                f"{what} inside one of JAX's own loops, conditionals or gradients, where the change would be lost. Use "
                 "`repeat`, `while_loop` and `cond` of `ipu.loops`, and `ipu.training.gradients`."
             )
 
     def adopt(self, child: VariableScope) -> None:
-        """Take over what a child has changed."""
+        """Take over the changes of a child."""
         for variable in child.assigned.values():
             self.add_update((variable, child.state_mapping[id(variable)]))
         for owner in child.touched.values():
             self.set_cell(owner, child.cell(owner))
 
 
-def _where() -> Any:
+def _where() -> object:
+    """Identifies the program that JAX is tracing now."""
     return get_opaque_trace_state(convention="flax")
