@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -13,10 +13,11 @@ from typing import Any, NoReturn, Self
 from openipu import _validate as validate
 from openipu.config import configure_ipu_system
 from openipu.engine.core.update_rules import round_up
-from openipu.engine.estimator.hooks import CheckpointSaverListener
+from openipu.engine.estimator.hooks import CheckpointSaverListener, SessionRunHook
 from openipu.engine.estimator.model_trace import arguments
 from openipu.engine.estimator.runner import EstimatorRunner, single_examples
 from openipu.engine.estimator.saved_state import FOLDER
+from openipu.engine.types import Tree
 from openipu.ipu_run_config import RunConfig
 
 log = logging.getLogger("openipu")
@@ -67,7 +68,7 @@ class EstimatorBase:
         model_dir: str | Path | None,
         config: RunConfig | None,
         params: dict[str, Any] | None,
-        warm_start_from: Any,
+        warm_start_from: WarmStartSettings | str | Path | None,
     ) -> None:
         self.config = checked_config(config)
         self.params = checked_params(params)
@@ -87,7 +88,7 @@ class EstimatorBase:
     def train(
         self,
         input_fn: Callable[..., Any],
-        hooks: Sequence[Any] | None = None,
+        hooks: Sequence[SessionRunHook] | None = None,
         steps: int | None = None,
         max_steps: int | None = None,
         saving_listeners: Sequence[CheckpointSaverListener] | None = None,
@@ -120,7 +121,7 @@ class EstimatorBase:
         self,
         input_fn: Callable[..., Any],
         steps: int | None = None,
-        hooks: Sequence[Any] | None = None,
+        hooks: Sequence[SessionRunHook] | None = None,
         checkpoint_path: str | Path | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
@@ -143,7 +144,7 @@ class EstimatorBase:
         self,
         input_fn: Callable[..., Any],
         predict_keys: str | Sequence[str] | None = None,
-        hooks: Sequence[Any] | None = None,
+        hooks: Sequence[SessionRunHook] | None = None,
         checkpoint_path: str | Path | None = None,
         yield_single_examples: bool = True,
         num_predictions: int | None = None,
@@ -225,7 +226,7 @@ class EstimatorBase:
         return self.params
 
 
-def check_model_fn(model_fn: Any, params: Any, known: Sequence[str]) -> None:
+def check_model_fn(model_fn: Callable[..., Any], params: Mapping[str, Any] | None, known: Sequence[str]) -> None:
     """Raise where a function cannot be called as a model_fn."""
     declared = declared_by(model_fn)
     unknown = [name for name in declared if name not in known]
@@ -235,18 +236,18 @@ def check_model_fn(model_fn: Any, params: Any, known: Sequence[str]) -> None:
         raise ValueError("`params` are given, but model_fn has no argument `params`. Add it.")
 
 
-def declared_by(model_fn: Any) -> tuple[str, ...]:
+def declared_by(model_fn: Callable[..., Any]) -> tuple[str, ...]:
     """The arguments of a function; raises if it is none."""
     return arguments(validate.function("model_fn", model_fn, error=ValueError))
 
 
-def checked_config(config: Any) -> RunConfig:
+def checked_config(config: RunConfig | None) -> RunConfig:
     """The configuration of an estimator, the default one for None."""
     given: RunConfig | None = validate.instance("config", config, RunConfig, optional=True, error=ValueError)
     return given or RunConfig()
 
 
-def checked_params(params: Any) -> dict[str, Any]:
+def checked_params(params: Mapping[str, Any] | None) -> dict[str, Any]:
     """The params of an estimator."""
     given = validate.mapping("params", params, optional=True, error=ValueError)
     if "input_fn" in given:
@@ -268,11 +269,11 @@ def _model_dir(model_dir: str | Path | None, config: RunConfig) -> Path:
     return folder
 
 
-def _hooks(hooks: Any) -> list[Any]:
+def _hooks(hooks: Sequence[SessionRunHook] | None) -> list[SessionRunHook]:
     return list(validate.sequence("hooks", hooks, optional=True))
 
 
-def _chosen(predictions: Any, keys: str | Sequence[str] | None) -> Any:
+def _chosen(predictions: Tree, keys: str | Sequence[str] | None) -> Tree:
     if keys is None:
         return predictions
     keys = [keys] if isinstance(keys, str) else list(keys)

@@ -7,6 +7,7 @@ these few fields is slow Python; sampling is a handful of array operations for a
 Images are drawn in blocks with a seed each, so the first n images do not depend on how many are asked for.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Final, Literal
 
@@ -16,7 +17,9 @@ from numpy.typing import NDArray
 Images = NDArray[np.uint8]
 Labels = NDArray[np.uint8]
 Field = NDArray[np.float32]
+Values = NDArray[np.float64]
 Split = Literal["train", "test"]
+Draw = Callable[[np.random.Generator, Field, Labels], Images]
 
 _RESOLUTION: Final = 96
 _EXTENT: Final = 1.6  # a field covers the square from -1.6 to 1.6; its class is drawn inside -1 to 1
@@ -35,7 +38,7 @@ def shapes(split: Split, count: int) -> tuple[Images, Labels]:
     return images, labels[:, None]
 
 
-def _blocks(split: Split, count: int, shape: tuple[int, ...], fields: Field, draw: Any) -> tuple[Images, Labels]:
+def _blocks(split: Split, count: int, shape: tuple[int, ...], fields: Field, draw: Draw) -> tuple[Images, Labels]:
     images = np.empty((count, *shape), np.uint8)
     labels = np.empty(count, np.uint8)
     for block, start in enumerate(range(0, count, _BLOCK)):
@@ -90,7 +93,9 @@ def _shape_images(rng: np.random.Generator, fields: Field, labels: Labels) -> Im
     return images
 
 
-def _sample(fields: Field, labels: Labels, pixels: int, *, turn: Any, shear: Any, size: Any, shift: Any) -> Field:
+def _sample(
+    fields: Field, labels: Labels, pixels: int, *, turn: Values, shear: Values, size: Values, shift: Values
+) -> Field:
     """Look every pixel of every image up in the field of its class, under one linear map per image."""
     axis = np.linspace(-1, 1, pixels, dtype=np.float32)
     cosine, sine = np.cos(turn), np.sin(turn)

@@ -34,13 +34,13 @@ _lock = threading.Lock()
 
 
 @overload
-def count(name: str, value: Any, *, least: int | None = ..., most: int | None = ...) -> int: ...
+def count(name: str, value: object, *, least: int | None = ..., most: int | None = ...) -> int: ...
 @overload
 def count(
-    name: str, value: Any, *, optional: Literal[True], least: int | None = ..., most: int | None = ...
+    name: str, value: object, *, optional: Literal[True], least: int | None = ..., most: int | None = ...
 ) -> int | None: ...
 def count(
-    name: str, value: Any, *, optional: bool = False, least: int | None = 1, most: int | None = None
+    name: str, value: object, *, optional: bool = False, least: int | None = 1, most: int | None = None
 ) -> int | None:
     """`value` as an int. Any whole number will do, NumPy's included, but never True or False."""
     if optional and value is None:
@@ -53,10 +53,10 @@ def count(
 
 
 @overload
-def flag(name: str, value: Any) -> bool: ...
+def flag(name: str, value: object) -> bool: ...
 @overload
-def flag(name: str, value: Any, *, optional: Literal[True]) -> bool | None: ...
-def flag(name: str, value: Any, *, optional: bool = False) -> bool | None:
+def flag(name: str, value: object, *, optional: Literal[True]) -> bool | None: ...
+def flag(name: str, value: object, *, optional: bool = False) -> bool | None:
     """`value` as a bool: True or False, NumPy's included, but nothing that is merely truthy."""
     if optional and value is None:
         return None
@@ -67,12 +67,12 @@ def flag(name: str, value: Any, *, optional: bool = False) -> bool | None:
 
 @overload
 def number(
-    name: str, value: Any, *, above: float = ..., least: float = ..., below: float = ..., most: float = ...
+    name: str, value: object, *, above: float = ..., least: float = ..., below: float = ..., most: float = ...
 ) -> float: ...
 @overload
 def number(
     name: str,
-    value: Any,
+    value: object,
     *,
     optional: Literal[True],
     above: float = ...,
@@ -82,7 +82,7 @@ def number(
 ) -> float | None: ...
 def number(
     name: str,
-    value: Any,
+    value: object,
     *,
     optional: bool = False,
     above: float | None = None,
@@ -119,7 +119,7 @@ def _whole(value: Any) -> int | None:
         return None
 
 
-def _is_bool(value: Any) -> bool:
+def _is_bool(value: object) -> bool:
     # By name, because this module must not load NumPy.
     return isinstance(value, bool) or (str(getattr(value, "dtype", "")) == "bool" and not getattr(value, "shape", ()))
 
@@ -136,7 +136,7 @@ def choice(name: str, value: T, choices: Iterable[Any]) -> T:
 
 
 def member(
-    name: str, value: Any, kind: type[Member], *, by_name: bool = True, error: type[Exception] = ValueError
+    name: str, value: object, kind: type[Member], *, by_name: bool = True, error: type[Exception] = ValueError
 ) -> Member:
     """The member of an enum that was given: itself or, with `by_name`, its name in any case."""
     if isinstance(value, kind):
@@ -153,10 +153,10 @@ def member(
 
 
 @overload
-def path(name: str, value: Any) -> Path: ...
+def path(name: str, value: object) -> Path: ...
 @overload
-def path(name: str, value: Any, *, optional: Literal[True]) -> Path | None: ...
-def path(name: str, value: Any, *, optional: bool = False) -> Path | None:
+def path(name: str, value: object, *, optional: Literal[True]) -> Path | None: ...
+def path(name: str, value: object, *, optional: bool = False) -> Path | None:
     """`value` as a `Path`."""
     if optional and value is None:
         return None
@@ -181,7 +181,7 @@ def instance(name: str, value: T, *kinds: type, optional: bool = False, error: t
     return value
 
 
-def mapping(name: str, value: Any, *, optional: bool = False, error: type[Exception] = TypeError) -> dict[str, Any]:
+def mapping(name: str, value: object, *, optional: bool = False, error: type[Exception] = TypeError) -> dict[str, Any]:
     """`value` as a new dict, whose keys are strings; empty for None where that is optional."""
     if optional and value is None:
         return {}
@@ -193,7 +193,7 @@ def mapping(name: str, value: Any, *, optional: bool = False, error: type[Except
     return dict(value)
 
 
-def sequence(name: str, value: Any, *, optional: bool = False) -> tuple[Any, ...]:
+def sequence(name: str, value: object, *, optional: bool = False) -> tuple[Any, ...]:
     """`value`, a list or tuple, as a tuple; empty for None where that is optional."""
     if optional and value is None:
         return ()
@@ -217,7 +217,7 @@ def no_effect(why: Mapping[str, str]) -> None:
 # --- wording ---------------------------------------------------------------------------------------------------------
 
 
-def a(value: Any) -> str:
+def a(value: object) -> str:
     """The type of `value` for a sentence: "an int", "a dict"; None is just "None"."""
     name = type(value).__name__
     return "None" if value is None else f"{_article(name)} {name}"
@@ -232,7 +232,7 @@ def _article(noun: str) -> str:
     return "an" if noun.lower().startswith(("a", "e", "i", "o", "nd")) else "a"  # an ndarray, a uint8
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """The value as Python writes it, on one line and not too long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 100 else f"{text[:97]}..."

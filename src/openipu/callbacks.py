@@ -20,6 +20,7 @@ from openipu.engine.fit.session import ResumePoint
 
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
 __all__ = ["Checkpoint"]
 log = logging.getLogger("openipu")
@@ -62,7 +63,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._epoch, self._waiting = 0, 0
         self._pending: Callable[[], None] | None = None
 
-    def load_weights(self, model: Any) -> int:
+    def load_weights(self, model: keras.Model) -> int:
         """Put the weights of the newest intact checkpoint into any built Keras model like the one it was saved from.
 
         Returns:
@@ -170,7 +171,7 @@ class Checkpoint(keras.callbacks.Callback):
         return [c for c in running.callbacks if isinstance(c, kinds)] if running else []
 
 
-def _counters(callback: Any) -> dict[str, float]:
+def _counters(callback: keras.callbacks.Callback) -> dict[str, float]:
     """What a callback of Keras has counted and seen."""
     values = {name: vars(callback).get(name) for name in COUNTERS}
     return {name: float(v) if isinstance(v, np.floating) else v for name, v in values.items() if v is not None}
@@ -180,6 +181,6 @@ def _tree(state: State, *parts: str) -> dict[str, Any]:
     return {part: getattr(state, part) for part in parts}
 
 
-def _as_list(value: Any) -> Any:
+def _as_list(value: ArrayLike) -> Any:
     """An array among the logs as JSON knows it."""
     return np.asarray(value).tolist()

@@ -4,13 +4,20 @@ OpenIPU's own `fit`, `evaluate` and `predict` take data of any length, and lose 
 are for code that was written for static shapes, and for data that is looped.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from openipu import _validate as validate
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from openipu.engine.types import Tree
+
+    from numpy.typing import ArrayLike
 
 T = TypeVar("T")
 
@@ -84,7 +91,7 @@ def repeat(*data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) ->
     return _looped_class()(data, rows, batch_size, seed if shuffle else None)
 
 
-def pad(x: Any, y: Any = None, *, batch_size: int, sample_weight: Any = None) -> tuple[Any, Any, Any]:
+def pad(x: Tree, y: Tree = None, *, batch_size: int, sample_weight: Tree = None) -> tuple[Tree, Tree, Tree]:
     """Give `(x, y, sample_weight)` filled up with rows of zeros to a whole number of batches.
 
     `sample_weight` is 1 for real rows (or what you passed for them) and 0 for the added ones, so that these take no
@@ -105,14 +112,14 @@ def pad(x: Any, y: Any = None, *, batch_size: int, sample_weight: Any = None) ->
     missing = -rows % validate.count("batch_size", batch_size)
     weight = np.ones(rows, np.float32) if sample_weight is None else _map(_as_float, sample_weight)
 
-    def fill(array: Any) -> np.ndarray[Any, Any]:
+    def fill(array: ArrayLike) -> np.ndarray[Any, Any]:
         array = np.asarray(array)
         return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)])
 
     return _map(fill, x), None if y is None else _map(fill, y), _map(fill, weight)
 
 
-def _as_float(array: Any) -> np.ndarray[Any, Any]:
+def _as_float(array: ArrayLike) -> np.ndarray[Any, Any]:
     """Weights as floating point: an integer weight would truncate what Keras multiplies with it."""
     weights: np.ndarray[Any, Any] = np.asarray(array)
     return weights if np.issubdtype(weights.dtype, np.floating) else weights.astype(np.float32)
@@ -152,7 +159,7 @@ def _order(rows: int, seed: int | None, loop: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng((seed, loop)).permutation(rows)
 
 
-def _map(function: Callable[[Any], Any], tree: Any) -> Any:
+def _map(function: Callable[[Any], Any], tree: Tree) -> Tree:
     """The same structure with `function` applied to every array."""
     if isinstance(tree, dict):
         return {key: _map(function, value) for key, value in tree.items()}
@@ -163,7 +170,7 @@ def _map(function: Callable[[Any], Any], tree: Any) -> Any:
     return function(tree)
 
 
-def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _leaves(tree: Tree, path: str) -> Iterator[tuple[str, Any]]:
     """Every array of a structure with a name that a user can find it by."""
     if isinstance(tree, dict):
         for key, value in tree.items():

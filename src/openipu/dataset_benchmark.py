@@ -10,6 +10,7 @@ from typing import Any
 
 from openipu import _validate as validate
 from openipu.engine.data.dataset_reader import DatasetReader
+from openipu.engine.types import Data
 from openipu.errors import OutOfRangeError
 from openipu.ipu_infeed_queue import DEFAULT_DEPTH, IPUInfeedQueue
 
@@ -20,7 +21,7 @@ __all__ = ["dataset_benchmark", "infeed_benchmark"]
 
 
 def dataset_benchmark(
-    dataset: Any,
+    dataset: Data,
     number_of_epochs: int,
     elements_per_epochs: int,
     print_stats: bool = True,

@@ -98,7 +98,7 @@ class _Evaluator(CheckpointSaverListener):
         self._seen: int | None = None
         self.result: dict[str, Any] | None = None
 
-    def after_save(self, session: Any, global_step_value: int) -> None:
+    def after_save(self, session: SessionRunContext, global_step_value: int) -> None:
         """Evaluate if it is time."""
         del session
         if time.monotonic() >= self._next:

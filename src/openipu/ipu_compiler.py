@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from openipu import _validate as validate
@@ -14,7 +14,7 @@ from openipu.engine.program.user_program import Operation, user_program
 __all__ = ["compile"]
 
 
-def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
+def compile(computation: Callable[..., Any], inputs: Sequence[Any] | None = None) -> Any:
     """Compile `computation` into one program and run it on the devices of the current scope.
 
     The same function with arguments of the same shapes is compiled once. Keras variables that it uses are read and

@@ -51,7 +51,7 @@ class IPUEstimator(EstimatorBase):
         model_dir: str | Path | None = None,
         config: RunConfig | None = None,
         params: dict[str, Any] | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: WarmStartSettings | str | Path | None = None,
         train_batch_size: int | None = None,
         eval_batch_size: int | None = None,
         predict_batch_size: int | None = None,
@@ -73,7 +73,7 @@ class IPUEstimator(EstimatorBase):
 
     # --- checks
 
-    def _local(self, name: str, given: Any) -> int | None:
+    def _local(self, name: str, given: int | None) -> int | None:
         """One replica's share of a global batch."""
         replicas = self.config.ipu_run_config.num_replicas
         size = validate.count(name, given, optional=True)

@@ -7,9 +7,11 @@ from typing import Any
 from openipu import _validate as validate
 from openipu.engine.data.dataset_reader import DatasetReader
 from openipu.engine.devices.current_system import feed_ordinal
+from openipu.engine.devices.replicas import Replicas
 from openipu.engine.program.infeed import InfeedSource
 from openipu.engine.program.program_trace import ProgramTrace, current, in_stage
 from openipu.engine.program.user_program import Operation
+from openipu.engine.types import Data, Tree
 from openipu.errors import NotFoundError
 
 __all__ = ["IPUInfeedQueue", "IPUIterator", "IPUOwnedIterator"]
@@ -38,7 +40,7 @@ class IPUInfeedQueue:
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Data,
         device_ordinal: int | None = None,
         prefetch_depth: int | None = None,
         optimise_latency: bool = False,
@@ -93,7 +95,7 @@ class IPUInfeedQueue:
             "`ipu.loops.while_loop`, or use an `IPUIterator`."
         )
 
-    def take(self, count: int, replicas: Any) -> Any:
+    def take(self, count: int, replicas: Replicas) -> Tree:
         """The next `count` elements for each replica, sent to their devices, for a program that takes them at once."""
         self._dequeued = True
         return self._source.slab(count, replicas)
@@ -118,7 +120,13 @@ class IPUIterator:
         **kwargs: Further arguments of the `IPUInfeedQueue`.
     """
 
-    def __init__(self, dataset: Any = None, infeed_spec: Any = None, element_spec: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        dataset: Data | None = None,
+        infeed_spec: IPUInfeedQueue | None = None,
+        element_spec: Tree | None = None,
+        **kwargs: Any,
+    ) -> None:
         if dataset is not None and infeed_spec is None and element_spec is None:
             self._infeed = IPUInfeedQueue(dataset, **kwargs)
         elif dataset is None and isinstance(infeed_spec, IPUInfeedQueue) and element_spec is not None:
@@ -153,7 +161,7 @@ class IPUOwnedIterator(IPUIterator):
     """An `IPUIterator` that stops reading when nothing refers to it any more, as all of them do here."""
 
 
-def prefetch_option(value: Any) -> int:
+def prefetch_option(value: int | None) -> int:
     """The number of elements to keep ready."""
     return validate.count("prefetch_depth", value, optional=True, most=255) or DEFAULT_DEPTH
 

@@ -10,6 +10,7 @@ from openipu import _validate as validate
 from openipu.engine.devices.current_system import feed_ordinal
 from openipu.engine.host_io.outfeed_buffer import HostBuffer, IPUOutfeedMode
 from openipu.engine.program.user_program import Operation
+from openipu.engine.types import Tree
 from openipu.errors import FailedPreconditionError
 from openipu.ipu_infeed_queue import check_use
 
@@ -60,7 +61,7 @@ class IPUOutfeedQueue:
 
     # --- in the program
 
-    def enqueue(self, structure: Any) -> Operation:
+    def enqueue(self, structure: Tree) -> Operation:
         """Hand over a value: an array, or a tuple, list or dict of arrays. Once per queue in a program."""
         trace = check_use(self.device_ordinal, "outfeed")
         value = jax.tree.map(lambda a: jax.lax.stop_gradient(jnp.asarray(a)), structure)
@@ -84,7 +85,7 @@ class IPUOutfeedQueue:
         trace.scope.set_cell(self._buffer, ())
         return Operation()
 
-    def extend(self, rows: Any) -> None:
+    def extend(self, rows: Tree) -> None:
         """Take over what a program that has ended gives: arrays of (element, replica, ...)."""
         leaves = jax.tree.leaves(rows)
         count, replicas = leaves[0].shape[:2]
@@ -95,7 +96,7 @@ class IPUOutfeedQueue:
                 self._buffer.add(replica, [leaf[element, replica] for leaf in leaves])
         self._buffer.end()
 
-    def _describe(self, spec: Any, replicas: int) -> None:
+    def _describe(self, spec: Tree, replicas: int) -> None:
         # In this order: once there is a description, other threads use both.
         self._replicas, self._spec = replicas, spec
 

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from openipu._estimator import EstimatorBase, check_model_fn, declared_by
+from openipu._estimator import EstimatorBase, WarmStartSettings, check_model_fn, declared_by
 from openipu.engine.estimator.stage_program import StagedRunner
 from openipu.engine.estimator.stage_specs import IPUPipelineEstimatorSpec
 from openipu.engine.estimator.stage_trace import PIPELINE_FN_ARGUMENTS
@@ -59,7 +59,7 @@ class IPUPipelineEstimator(EstimatorBase):
         model_dir: str | Path | None = None,
         config: RunConfig | None = None,
         params: dict[str, Any] | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: WarmStartSettings | str | Path | None = None,
     ) -> None:
         for name in ("features", "labels"):
             if name in declared_by(model_fn):

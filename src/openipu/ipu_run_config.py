@@ -117,12 +117,12 @@ class RunConfig:
         model_dir: str | Path | None = None,
         tf_random_seed: int | None = None,
         save_summary_steps: int | None = 100,
-        save_checkpoints_steps: Any = _DEFAULT,
-        save_checkpoints_secs: Any = _DEFAULT,
+        save_checkpoints_steps: int | object | None = _DEFAULT,
+        save_checkpoints_secs: float | object | None = _DEFAULT,
         keep_checkpoint_max: int | None = 5,
         log_step_count_steps: int | None = 100,
-        train_distribute: Any = None,
-        eval_distribute: Any = None,
+        train_distribute: object | None = None,
+        eval_distribute: object | None = None,
         **others: Any,
     ) -> None:
         validate.instance("ipu_run_config", ipu_run_config, IPURunConfig, optional=True)

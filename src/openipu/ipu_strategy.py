@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from openipu import _validate as validate
@@ -14,6 +14,8 @@ from openipu.engine.keras_compat.model_classes import extend_new_models
 from openipu.engine.program.program_trace import current
 from openipu.engine.program.user_program import user_program
 from openipu.keras.extensions import extended
+
+import keras
 
 __all__ = ["IPUStrategy", "IPUStrategyV1", "get_strategy", "has_strategy"]
 
@@ -72,7 +74,13 @@ class IPUStrategyV1:
         finally:
             stack.pop()
 
-    def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: None = None,
+    ) -> Any:
         """Run `fn(*args, **kwargs)` as one compiled program on all replicas; gives what the first replica returns.
 
         The program is compiled once for the same function and arguments of the same shapes. Keras variables that the
@@ -103,7 +111,7 @@ class IPUStrategyV1:
         """The class of a new model, if it is made in this scope and not in one inside it."""
         return extended(cls) if self._enable_keras_extensions and get_strategy() is self else None
 
-    def _adopt(self, model: Any) -> None:
+    def _adopt(self, model: keras.Model) -> None:
         """Make a new model one of this strategy."""
         model.__dict__["_ipu_session"] = Session(model, self)
 

@@ -13,20 +13,22 @@ from typing import Any
 from openipu import _validate as validate
 from openipu.engine.program.program_trace import current
 from openipu.engine.program.user_program import Operation
+from openipu.engine.types import Array, Tree
 from openipu.ipu_compiler import run_here
 from openipu.ipu_infeed_queue import IPUInfeedQueue
 
 import jax
 import jax.numpy as jnp
 import keras
+from jax.typing import ArrayLike
 
 __all__ = ["cond", "repeat", "while_loop"]
 
 
 def repeat(
-    n: Any,
+    n: int | Array,
     body: Callable[..., Any],
-    inputs: Any = None,
+    inputs: Tree = None,
     infeed_queue: IPUInfeedQueue | None = None,
     use_while_v1: bool = True,
 ) -> Any:
@@ -60,7 +62,7 @@ def repeat(
 def while_loop(
     condition: Callable[..., Any],
     body: Callable[..., Any],
-    inputs: Any = None,
+    inputs: Tree = None,
     infeed_queue: IPUInfeedQueue | None = None,
     maximum_iterations: int | None = None,
     use_while_v1: bool = True,
@@ -85,7 +87,10 @@ def while_loop(
 
 
 def cond(
-    condition: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any] | None = None, inputs: Any = None
+    condition: ArrayLike,
+    true_fn: Callable[..., Any],
+    false_fn: Callable[..., Any] | None = None,
+    inputs: Tree = None,
 ) -> Any:
     """Run `true_fn` where the condition holds, else `false_fn`; what is not run changes nothing.
 
@@ -123,7 +128,7 @@ def cond(
     return _result(result)
 
 
-def _count(name: str, n: Any) -> Any:
+def _count(name: str, n: int | Array) -> Any:
     if hasattr(n, "__index__") and not isinstance(n, jax.Array):
         return validate.count(name, n, least=0)
     if not isinstance(n, jax.Array) or n.ndim or not jnp.issubdtype(n.dtype, jnp.integer):
@@ -131,17 +136,17 @@ def _count(name: str, n: Any) -> Any:
     return n.astype(jnp.int32)
 
 
-def _carried(inputs: Any) -> list[Any]:
+def _carried(inputs: Tree) -> list[Tree]:
     values = [] if inputs is None else list(inputs) if isinstance(inputs, list | tuple) else [inputs]
 
-    def tensor(value: Any) -> Any:
+    def tensor(value: ArrayLike | keras.Variable) -> Array:
         tensor = jnp.asarray(value.value if isinstance(value, keras.Variable) else value)
         return jax.lax.convert_element_type(tensor, tensor.dtype)
 
     return [jax.tree.map(tensor, value) for value in values]
 
 
-def _arguments(infeed_queue: IPUInfeedQueue | None, element: Any) -> tuple[list[Any], dict[str, Any]]:
+def _arguments(infeed_queue: IPUInfeedQueue | None, element: Tree) -> tuple[list[Any], dict[str, Any]]:
     """What the body gets of an element."""
     if infeed_queue is None:
         return [], {}
@@ -177,7 +182,7 @@ def _turn(
     return turn
 
 
-def _checked(result: Any, first: list[Any]) -> list[Any]:
+def _checked(result: Tree, first: list[Any]) -> list[Any]:
     """The new loop-carried values, of the same kinds as the first ones."""
     # One value that is itself a list or tuple is told from several values by what went in.
     parts = list(result) if isinstance(result, list | tuple) else [] if result is None else [result]
@@ -195,7 +200,7 @@ def _checked(result: Any, first: list[Any]) -> list[Any]:
     return [jax.tree.map(_same_kind, old, new) for old, new in zip(first, values, strict=True)]
 
 
-def _same_kind(old: Any, new: Any) -> Any:
+def _same_kind(old: Array, new: ArrayLike | keras.Variable) -> Array:
     new = jnp.asarray(new.value if isinstance(new, keras.Variable) else new)
     if new.shape != old.shape or not _fits(old, new):
         raise TypeError(
@@ -205,7 +210,7 @@ def _same_kind(old: Any, new: Any) -> Any:
     return jax.lax.convert_element_type(new, old.dtype)
 
 
-def _fits(old: Any, new: Any) -> bool:
+def _fits(old: Array, new: Array) -> bool:
     """Whether `new` has the dtype of `old`, or is of Python's numbers and loses nothing of its kind there."""
     if not (isinstance(new, jax.Array) and new.weak_type):
         return bool(new.dtype == old.dtype)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from openipu import _validate as validate
 from openipu.engine.devices.current_system import on, ordinal_of
 from openipu.engine.program.program_trace import current
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 __all__ = [
     "frontend_attribute",
@@ -65,7 +65,7 @@ def stochastic_rounding(override: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def partials_type(override_type: Any) -> Iterator[None]:
+def partials_type(override_type: DTypeLike) -> Iterator[None]:
     """Accepted for scripts that give it: XLA chooses what partial sums are kept in."""
     if np.dtype(override_type) not in (np.dtype(np.float16), np.dtype(np.float32)):
         raise ValueError(f"Partial sums cannot be kept in {np.dtype(override_type)}. Give float16 or float32.")

@@ -18,6 +18,7 @@ from openipu.engine.program.program_trace import current
 from openipu.engine.program.variable_scope import VariableScope
 
 import jax
+import keras
 
 __all__ = ["gradients", "minimize", "value_and_gradients"]
 
@@ -66,7 +67,7 @@ def gradients(loss_fn: Callable[[], Any], variables: Sequence[Any]) -> list[Any]
     return value_and_gradients(loss_fn, variables)[1]
 
 
-def minimize(optimizer: Any, loss_fn: Callable[[], Any], variables: Sequence[Any]) -> Any:
+def minimize(optimizer: keras.optimizers.Optimizer, loss_fn: Callable[[], Any], variables: Sequence[Any]) -> Any:
     """One update of `variables`; gives the loss before it.
 
     On several replicas gradients are summed, or averaged by a `CrossReplicaOptimizer`, before they are applied. With a

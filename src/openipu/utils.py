@@ -81,7 +81,7 @@ def reset_ipu_seed(
     keras.utils.set_random_seed(seed % 2**32)
 
 
-def move_variable_initialization_to_cpu(graph: Any = None) -> None:
+def move_variable_initialization_to_cpu(graph: object | None = None) -> None:
     """Nothing: variables are always initialised on the host. Scripts for graphs call it."""
     if graph is not None:
         raise ValueError("There are no graphs here, so none can be given. Call this without arguments, or not at all.")
@@ -141,13 +141,13 @@ def set_recomputation_options(opts: IPUConfig, allow_recompute: bool = True) -> 
     return _with(opts, "allow_recompute", allow_recompute)
 
 
-def _with(config: IPUConfig, name: str, value: Any) -> IPUConfig:
+def _with(config: IPUConfig, name: str, value: object) -> IPUConfig:
     changed = copy.deepcopy(config)
     _set(changed, name, value)
     return changed
 
 
-def _set(config: Any, path: str, value: Any) -> None:
+def _set(config: object, path: str, value: object) -> None:
     *parents, name = path.split(".")
     for parent in parents:
         config = getattr(config, parent)

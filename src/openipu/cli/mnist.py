@@ -60,7 +60,7 @@ def run(options: Options, console: Console) -> None:
 def prepare(loaded: Dataset) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """Images from 0 to 1 with a channel axis, labels one-hot."""
 
-    def pair(x: Any, y: Any) -> tuple[Any, Any]:
+    def pair(x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
         return (x / np.float32(255))[..., None], np.eye(10, dtype=np.float32)[y]
 
     return pair(loaded.x_train, loaded.y_train), pair(loaded.x_test, loaded.y_test)
@@ -139,7 +139,9 @@ class EpochReport(EpochTimes):
         )
 
 
-def fit_with_progress(model: keras.Model, x: Any, y: Any, steps: int, options: Options, console: Console) -> EpochTimes:
+def fit_with_progress(
+    model: keras.Model, x: np.ndarray, y: np.ndarray, steps: int, options: Options, console: Console
+) -> EpochTimes:
     """Train and show how far it is; the result holds the times of the epochs."""
     columns = (
         SpinnerColumn(),
@@ -154,7 +156,7 @@ def fit_with_progress(model: keras.Model, x: Any, y: Any, steps: int, options: O
     return report
 
 
-def compare(ours: EpochTimes, x: Any, y: Any, options: Options, console: Console) -> None:
+def compare(ours: EpochTimes, x: np.ndarray, y: np.ndarray, options: Options, console: Console) -> None:
     """Print one line: microseconds per step here and with plain Keras, in both cases without compiling."""
     if options.epochs == 1:
         console.print("No comparison: the only epoch includes compiling. Use --epochs 2 or more.")

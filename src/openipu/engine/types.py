@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,5 +14,7 @@ Array = jax.Array
 """A value inside a program, or on a device."""
 Scalar = jax.Array | np.generic | int | float | bool
 """One number, inside a program or outside of it."""
+DTypeOption = jax.typing.DTypeLike | Callable[[Any], Any] | None
+"""A dtype to accumulate in: a name, a type, a function of a variable, or None for the variable's own dtype."""
 Data = Any
 """What users train on: arrays, datasets, generators, loaders. Whatever Keras has an adapter for."""

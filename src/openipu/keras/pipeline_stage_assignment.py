@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 from openipu import _validate as validate
 from openipu.engine.pipeline.partition.graph import Graph, Node
@@ -21,7 +21,7 @@ import keras
 class _Layer:
     """One call of a layer, and its stage."""
 
-    def __init__(self, layer: Any, pipeline_stage: int | None) -> None:
+    def __init__(self, layer: keras.Layer, pipeline_stage: int | None) -> None:
         self._layer = layer
         self.pipeline_stage = pipeline_stage
 
@@ -31,7 +31,7 @@ class _Layer:
         return self._layer
 
     @property
-    def is_nested_model(self) -> bool:
+    def is_nested_model(self) -> Literal[False]:
         """Whether this is a model with assignments of its own: no."""
         return False
 
@@ -62,7 +62,12 @@ class ModelLayerPipelineStageAssignment(_Layer):
     """
 
     def __init__(
-        self, layer: Any, node_index: int, pipeline_stage: int | None = None, *, inbound_layers: Sequence[Any] = ()
+        self,
+        layer: keras.Layer,
+        node_index: int,
+        pipeline_stage: int | None = None,
+        *,
+        inbound_layers: Sequence[keras.Layer] = (),
     ) -> None:
         super().__init__(layer, pipeline_stage)
         self._node_index, self._inbound_layers = node_index, list(inbound_layers)
@@ -91,14 +96,14 @@ class FunctionalLayerPipelineStageAssignment(ModelLayerPipelineStageAssignment):
 class SequentialLayerPipelineStageAssignment(_Layer):
     """A layer of a Sequential model."""
 
-    def __init__(self, layer: Any, pipeline_stage: int | None = None) -> None:
+    def __init__(self, layer: keras.Layer, pipeline_stage: int | None = None) -> None:
         super().__init__(layer, pipeline_stage)
 
 
 class _Nested:
     """One call of a model inside another."""
 
-    def __init__(self, nested_model: Any, pipeline_stage_assignments: Sequence[Any]) -> None:
+    def __init__(self, nested_model: keras.Model, pipeline_stage_assignments: Sequence[Any]) -> None:
         self._nested_model, self._assignments = nested_model, list(pipeline_stage_assignments)
 
     @property
@@ -112,7 +117,7 @@ class _Nested:
         return list(self._assignments)
 
     @property
-    def is_nested_model(self) -> bool:
+    def is_nested_model(self) -> Literal[True]:
         """Whether this is a model with assignments of its own: yes."""
         return True
 
@@ -136,7 +141,7 @@ class NestedModelPipelineStageAssignment(_Nested):
         pipeline_stage_assignments: Those of the layers inside, in the order in which they run.
     """
 
-    def __init__(self, nested_model: Any, node_index: int, pipeline_stage_assignments: Sequence[Any]) -> None:
+    def __init__(self, nested_model: keras.Model, node_index: int, pipeline_stage_assignments: Sequence[Any]) -> None:
         super().__init__(nested_model, pipeline_stage_assignments)
         self._node_index = node_index
 
@@ -163,14 +168,16 @@ Assignment = _Layer | _Nested
 # --- layer calls -> objects ------------------------------------------------------------------------------------------
 
 
-def assignments(model: Any, graph: Graph | None, calls: Sequence[Node], stages: Sequence[int | None]) -> list[Any]:
+def assignments(
+    model: keras.Model, graph: Graph | None, calls: Sequence[Node], stages: Sequence[int | None]
+) -> list[Any]:
     """The objects for the layer calls of a model."""
     sources = graph.sources() if graph else {}
     rows = [(node, stage, sources.get(id(node), [])) for node, stage in zip(calls, stages, strict=True)]
     return _level(model, rows, 0)
 
 
-def _level(model: Any, rows: list[tuple[Node, int | None, list[Any]]], depth: int) -> list[Any]:
+def _level(model: keras.Model, rows: list[tuple[Node, int | None, list[Any]]], depth: int) -> list[Any]:
     found: list[Any] = []
     for use, group in groupby(rows, lambda row: row[0].within[depth : depth + 1]):
         if not use:
@@ -187,7 +194,7 @@ def _level(model: Any, rows: list[tuple[Node, int | None, list[Any]]], depth: in
     return found
 
 
-def _leaf(model: Any, node: Node, stage: int | None, sources: list[Any]) -> _Layer:
+def _leaf(model: keras.Model, node: Node, stage: int | None, sources: list[Any]) -> _Layer:
     if isinstance(model, keras.Sequential):
         return SequentialLayerPipelineStageAssignment(node.operation, stage)
     functional = has_graph(model)
@@ -199,12 +206,12 @@ def _leaf(model: Any, node: Node, stage: int | None, sources: list[Any]) -> _Lay
 # --- objects -> stages -----------------------------------------------------------------------------------------------
 
 
-def collected(model: Any, calls: Sequence[Node], given: Any) -> list[int]:
+def collected(model: keras.Model, calls: Sequence[Node], given: object) -> list[int]:
     """The stage of each layer call, from objects that a user gave; or say what does not fit."""
     return list(_collect(model, assignments(model, None, calls, [None] * len(calls)), given))
 
 
-def _collect(model: Any, expected: list[Any], given: Any) -> Iterator[int]:
+def _collect(model: keras.Model, expected: list[Any], given: object) -> Iterator[int]:
     if not isinstance(given, list):
         raise ValueError(
             f"`pipeline_stage_assignment` is {given!r}, but it needs to be a list. Change the one that "
@@ -223,7 +230,7 @@ def _collect(model: Any, expected: list[Any], given: Any) -> Iterator[int]:
             yield from _collect_one(model, wanted, one)
 
 
-def _collect_one(model: Any, wanted: Any, one: Any) -> Iterator[int]:
+def _collect_one(model: keras.Model, wanted: Any, one: Any) -> Iterator[int]:
     if not isinstance(one, type(wanted)):
         whole = ", or a whole number" if isinstance(model, keras.Sequential) else ""
         raise ValueError(
@@ -246,7 +253,7 @@ def _collect_one(model: Any, wanted: Any, one: Any) -> Iterator[int]:
         yield one.pipeline_stage
 
 
-def _leaves(one: Any) -> Iterator[Any]:
+def _leaves(one: Assignment) -> Iterator[_Layer]:
     if not one.is_nested_model:
         yield one
         return
@@ -254,7 +261,7 @@ def _leaves(one: Any) -> Iterator[Any]:
         yield from _leaves(inside)
 
 
-def _identity(one: Any) -> tuple[int, int]:
+def _identity(one: Assignment) -> tuple[int, int]:
     return id(one.nested_model if one.is_nested_model else one.layer), getattr(one, "node_index", 0)
 
 

@@ -24,6 +24,7 @@ from openipu.engine.pipeline.partition.graph import Graph, Node
 from openipu.engine.pipeline.partition.recorded_calls import has_graph
 from openipu.engine.pipeline.partition.traced_call import note_inputs
 from openipu.engine.schedule.schedules import Schedule
+from openipu.engine.types import DTypeOption, Tree
 
 import keras
 
@@ -52,10 +53,10 @@ class PipeliningExtension:
 
     def set_pipeline_stage_assignment(
         self,
-        pipeline_stage_assignment: Any,
+        pipeline_stage_assignment: list[objects.Assignment] | list[int] | str,
         *,
         stages: int | None = None,
-        inputs: Any = None,
+        inputs: Tree = None,
         print_fn: Callable[[str], object] | None = print,
     ) -> None:
         """Say which stage each call of a layer is in.
@@ -109,7 +110,7 @@ class PipeliningExtension:
         *,
         pipeline_schedule: PipelineSchedule | Schedule | str | None = None,
         recomputation_mode: RecomputationMode | None = None,
-        gradient_accumulation_dtype: Any = None,
+        gradient_accumulation_dtype: DTypeOption = None,
         replicated_optimizer_state_sharding: bool | None = None,
         offload_weight_update_variables: bool | None = None,
         **more: Any,
@@ -171,7 +172,7 @@ class PipeliningExtension:
         session.set_options(dataclasses.replace(session.options, **changes))
 
 
-def saved_stages(model: Any, stages: assign.Stages | None) -> assign.Stages | None:
+def saved_stages(model: keras.Model, stages: assign.Stages | None) -> assign.Stages | None:
     """The table that is saved with a model: that of `PipelineStage`, where a graph is saved without it."""
     if stages is not None or not assign.is_pipelined(model, stages) or not has_graph(model):
         return stages
@@ -184,7 +185,7 @@ def saved_stages(model: Any, stages: assign.Stages | None) -> assign.Stages | No
 # --- stages ----------------------------------------------------------------------------------------------------------
 
 
-def _calls(model: Any, inputs: Any = None) -> tuple[Graph | None, tuple[Node, ...]]:
+def _calls(model: keras.Model, inputs: Tree = None) -> tuple[Graph | None, tuple[Node, ...]]:
     graph = assign.graph_for_stages(model, inputs)
     return graph, assign.layer_calls(model, graph)
 
@@ -204,7 +205,7 @@ def _with_defaults(calls: Sequence[Node], stages: list[int | None]) -> list[int 
     return stages
 
 
-def _check_order(model: Any, graph: Graph | None, calls: Sequence[Node], stages: Sequence[int]) -> None:
+def _check_order(model: keras.Model, graph: Graph | None, calls: Sequence[Node], stages: Sequence[int]) -> None:
     if isinstance(model, keras.Sequential) and not any(node.within for node in calls):
         before = -1
         for node, stage in zip(calls, stages, strict=True):
@@ -275,7 +276,7 @@ def _check_more(more: dict[str, Any]) -> None:
     validate.no_effect(asked)
 
 
-def _mapping(value: Any) -> tuple[int, ...]:
+def _mapping(value: object) -> tuple[int, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError(f"`device_mapping` is {value!r}. Give a list with the device of each stage, from 0.")
     return tuple(validate.count(f"device_mapping[{stage}]", device, least=0) for stage, device in enumerate(value))

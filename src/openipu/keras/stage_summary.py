@@ -12,7 +12,7 @@ import keras
 
 
 def summary(
-    model: Any, graph: Graph | None, calls: Sequence[Node], stages: Sequence[int | None], width: int | None
+    model: keras.Model, graph: Graph | None, calls: Sequence[Node], stages: Sequence[int | None], width: int | None
 ) -> Iterator[str]:
     """Lines of a table with a row for each layer call."""
     sequential = isinstance(model, keras.Sequential)

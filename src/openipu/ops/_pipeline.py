@@ -7,24 +7,28 @@ from typing import Any
 
 from openipu import _validate as validate
 from openipu.engine.core.accumulation import Reduction
-from openipu.engine.core.pipelining import RecomputationMode
+from openipu.engine.core.pipelining import PipelineSchedule, RecomputationMode
 from openipu.engine.devices.current_system import current_ordinal
 from openipu.engine.pipeline.build.arguments import OPTIONS, arguments
 from openipu.engine.pipeline.build.function_pipeline import Request, runner
 from openipu.engine.pipeline.build.function_stages import Functions
+from openipu.engine.pipeline.build.stage_options import PipelineStageOptions
 from openipu.engine.program.program_trace import NotInProgram, current
 from openipu.engine.program.user_program import Operation
+from openipu.engine.schedule.schedules import Schedule
+from openipu.engine.types import Array, DTypeOption, Tree
 from openipu.ipu_infeed_queue import IPUInfeedQueue
 from openipu.ipu_outfeed_queue import IPUOutfeedMode, IPUOutfeedQueue
 
 import jax
 import numpy as np
+from numpy.typing import DTypeLike
 
 
 def pipeline(
     computational_stages: Sequence[Callable[..., Any]],
     gradient_accumulation_count: int | None = None,
-    gradient_accumulation_dtype: Any = None,
+    gradient_accumulation_dtype: DTypeOption = None,
     gradient_accumulation_for_captured_grads: bool = True,
     repeat_count: int = 1,
     batch_serialization_iterations: int = 1,
@@ -33,11 +37,11 @@ def pipeline(
     outfeed_queue: IPUOutfeedQueue | None = None,
     optimizer_function: Callable[..., Any] | None = None,
     device_mapping: Sequence[int] | None = None,
-    pipeline_schedule: Any = None,
+    pipeline_schedule: PipelineSchedule | Schedule | str | None = None,
     recomputation_mode: RecomputationMode | None = None,
-    forward_propagation_stages_poplar_options: Any = None,
-    backward_propagation_stages_poplar_options: Any = None,
-    weight_update_poplar_options: Any = None,
+    forward_propagation_stages_poplar_options: Sequence[PipelineStageOptions] | None = None,
+    backward_propagation_stages_poplar_options: Sequence[PipelineStageOptions] | None = None,
+    weight_update_poplar_options: PipelineStageOptions | None = None,
     offload_weight_update_variables: bool | None = None,
     replicated_optimizer_state_sharding: bool = False,
     offload_activations: bool | None = None,
@@ -47,9 +51,9 @@ def pipeline(
     continuous_weight_updates: bool = False,
     outfeed_loss: bool = False,
     accumulate_outfeed: bool = False,
-    accumulate_outfeed_dtype: Any = None,
+    accumulate_outfeed_dtype: DTypeLike | None = None,
     outfeed_mask: Sequence[bool] | None = None,
-    reduction_method: Any = Reduction.SUM,
+    reduction_method: Reduction | str = Reduction.SUM,
     name: str | None = None,
 ) -> Operation:
     """Run functions as the stages of a pipeline, all micro-batches in one program.
@@ -126,13 +130,13 @@ def _run(request: Request, count: int, inputs: Sequence[Any], infeed: IPUInfeedQ
     return ready.run((*own, data), count)
 
 
-def _element(element: Any) -> Any:
+def _element(element: tuple[Tree, ...]) -> tuple[Sequence[Any], Tree]:
     """The inputs of the whole run, and the data. There is a number besides, so that an element is never empty."""
     _, inputs, data = element
     return inputs, data
 
 
-def _summed(rows: np.ndarray, repeats: int, dtype: Any) -> np.ndarray:
+def _summed(rows: np.ndarray, repeats: int, dtype: DTypeLike | None) -> np.ndarray:
     return np.asarray(rows.reshape(repeats, -1, *rows.shape[1:]).sum(1, dtype=dtype))
 
 
@@ -140,8 +144,13 @@ def _summed(rows: np.ndarray, repeats: int, dtype: Any) -> np.ndarray:
 
 
 def _results(
-    training: bool, infeed: Any, outfeed: Any, outfeed_loss: bool, mask: Any, accumulate: bool
-) -> Callable[[list[Any], Any, Any], Any]:
+    training: bool,
+    infeed: IPUInfeedQueue | None,
+    outfeed: IPUOutfeedQueue | None,
+    outfeed_loss: bool,
+    mask: Sequence[bool] | None,
+    accumulate: bool,
+) -> Callable[[list[Any], Any, Tree], Tree]:
     """What leaves the last stage for each micro-batch."""
     validate.instance("infeed_queue", infeed, IPUInfeedQueue, optional=True)
     validate.instance("outfeed_queue", outfeed, IPUOutfeedQueue, optional=True)
@@ -154,7 +163,7 @@ def _results(
     if accumulate and outfeed is not None and outfeed.outfeed_mode is not IPUOutfeedMode.ALL:
         raise ValueError("`accumulate_outfeed` needs an outfeed queue of mode ALL. Make one.")
 
-    def results(outputs: list[Any], loss: Any, _data: Any) -> Any:
+    def results(outputs: list[Tree], loss: Array | None, _data: Tree) -> Tree:
         if outfeed_loss:
             return loss
         if mask is not None and len(mask) != len(outputs):

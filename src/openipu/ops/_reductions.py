@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from openipu import _validate as validate
+from openipu.engine.types import Array
 
 import jax.numpy as jnp
+import numpy as np
 
 ADD, MEAN = "COLLECTIVE_OP_ADD", "COLLECTIVE_OP_MEAN"
 SQUARE_ADD, LOCAL = "COLLECTIVE_OP_SQUARE_ADD", "COLLECTIVE_OP_LOCAL"
@@ -26,7 +28,7 @@ _NUMERIC: dict[str, Callable[..., Any]] = {
 NAMES = (*_NUMERIC, *_LOGICAL, LOCAL)
 
 
-def check(op: Any, dtype: Any) -> None:
+def check(op: str, dtype: np.dtype[Any]) -> None:
     """Whether `op` is an operator, and one for values of `dtype`."""
     validate.choice("op", op, NAMES)
     if op != LOCAL and (op in _LOGICAL) != (dtype == jnp.bool_):
@@ -34,7 +36,7 @@ def check(op: Any, dtype: Any) -> None:
         raise ValueError(f"`op` is {op!r}, which takes {wanted}, but the values are {dtype}. Cast them before.")
 
 
-def reduce(op: str, values: Any) -> Any:
+def reduce(op: str, values: Array) -> Any:
     """The rows of `values` reduced to one, in their dtype."""
     result = {**_NUMERIC, **_LOGICAL}[op](values, axis=0)
     return result.astype(values.dtype)

@@ -12,11 +12,12 @@ from typing import Any
 
 from openipu import _validate as validate
 from openipu.engine.devices.replicas import REPLICA_AXIS
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import jax
 import keras
 from jax import lax
+from jax.typing import ArrayLike
 
 
 def count() -> int:
@@ -27,7 +28,7 @@ def count() -> int:
         return 1
 
 
-def stated_count(replication_factor: Any) -> int:
+def stated_count(replication_factor: int) -> int:
     """The number of replicas that the caller states, checked against the real one."""
     stated, actual = validate.count("replication_factor", replication_factor), count()
     if stated != actual and not (actual == 1 and infers_shapes()):
@@ -38,7 +39,7 @@ def stated_count(replication_factor: Any) -> int:
     return stated
 
 
-def groups(size: Any) -> list[list[int]] | None:
+def groups(size: int | None) -> list[list[int]] | None:
     """The groups of `size` consecutive replicas each; None when all replicas are one group."""
     size, actual = validate.count("replica_group_size", size, optional=True), count()
     if size is None or size == actual or (actual == 1 and infers_shapes()):
@@ -51,7 +52,7 @@ def groups(size: Any) -> list[list[int]] | None:
     return [list(range(first, first + size)) for first in range(0, actual, size)]
 
 
-def dimension(name: str, value: Any, x: jax.Array) -> int:
+def dimension(name: str, value: int, x: Array) -> int:
     """`value` as the number of a dimension of `x`; negative ones count from the end."""
     number = validate.count(name, value, least=None)
     if not -x.ndim <= number < x.ndim:
@@ -74,7 +75,7 @@ def tensors(tree: Tree) -> Tree:
     return jax.tree.map(_tensor, tree)
 
 
-def each(x: Any, one: Callable[[Any], Any]) -> Any:
+def each(x: Tree, one: Callable[[Array], Array]) -> Tree:
     """`one` of every array in `x`; a list gives a list, but a list of one array gives an array."""
     if not isinstance(x, list | tuple):
         return jax.tree.map(one, tensors(x))
@@ -82,7 +83,7 @@ def each(x: Any, one: Callable[[Any], Any]) -> Any:
     return results[0] if len(results) == 1 else results
 
 
-def _tensor(value: Any) -> Any:
+def _tensor(value: ArrayLike | keras.Variable) -> Any:
     if isinstance(value, keras.KerasTensor):
         raise ValueError(
             f"An operation over replicas was called on the symbolic tensor {value.name!r} of shape {value.shape}. "

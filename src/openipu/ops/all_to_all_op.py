@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from openipu.engine.devices.replicas import REPLICA_AXIS
+from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ __all__ = ["all_gather", "all_to_all"]
 
 
 def all_to_all(
-    x: Any, split_dimension: int, concat_dimension: int, replication_factor: int, name: str | None = None
+    x: Array, split_dimension: int, concat_dimension: int, replication_factor: int, name: str | None = None
 ) -> Any:
     """The parts that all replicas cut for this one, joined along `concat_dimension`.
 
@@ -49,7 +50,7 @@ def all_to_all(
         return lax.all_to_all(x, REPLICA_AXIS, split, concat, tiled=True)
 
 
-def all_gather(x: Any, replication_factor: int, name: str | None = None) -> Any:
+def all_gather(x: Tree, replication_factor: int, name: str | None = None) -> Tree:
     """The values of `x` on all replicas, stacked in front: shape [replication_factor, ...].
 
     Args:
@@ -59,7 +60,7 @@ def all_gather(x: Any, replication_factor: int, name: str | None = None) -> Any:
     """
     count = _replicas.stated_count(replication_factor)
 
-    def one(x: Any) -> Any:
+    def one(x: Array) -> Any:
         if _replicas.count() > 1:
             return lax.all_gather(x, REPLICA_AXIS)
         return x[None] if count == 1 else jnp.zeros((count, *x.shape), x.dtype)  # [Note: shapes before programs]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from openipu.engine.devices.replicas import REPLICA_AXIS
+from openipu.engine.types import Tree
 
 import jax
 from jax import lax
@@ -14,7 +13,7 @@ from . import _replicas
 __all__ = ["assume_equal_across_replicas", "cross_replica_mean", "cross_replica_sum"]
 
 
-def cross_replica_sum(x: Any, replica_group_size: int | None = None, name: str | None = None) -> Any:
+def cross_replica_sum(x: Tree, replica_group_size: int | None = None, name: str | None = None) -> Tree:
     """The sum of `x` over all replicas, or over the group of consecutive replicas that this one is in.
 
     The gradient is the sum of the gradients in the same group: that of the sum of all replicas' losses.
@@ -31,7 +30,7 @@ def cross_replica_sum(x: Any, replica_group_size: int | None = None, name: str |
         return x if _replicas.count() == 1 else lax.psum(x, REPLICA_AXIS, axis_index_groups=groups)
 
 
-def cross_replica_mean(x: Any, replica_group_size: int | None = None, name: str | None = None) -> Any:
+def cross_replica_mean(x: Tree, replica_group_size: int | None = None, name: str | None = None) -> Tree:
     """The mean of `x` over all replicas, or over the group of consecutive replicas that this one is in.
 
     The arguments are those of `cross_replica_sum`. Means of integers are floats.
@@ -42,7 +41,7 @@ def cross_replica_mean(x: Any, replica_group_size: int | None = None, name: str 
         return x if _replicas.count() == 1 else lax.pmean(x, REPLICA_AXIS, axis_index_groups=groups)
 
 
-def assume_equal_across_replicas(tensors: Any, inplace: bool = False) -> Any:
+def assume_equal_across_replicas(tensors: Tree, inplace: bool = False) -> Tree:
     """`tensors` as they are, stated to be the same on all replicas.
 
     Programs here need no such statement, so this only keeps scripts running. `inplace` asks for no copy; arrays cannot

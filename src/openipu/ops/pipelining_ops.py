@@ -9,9 +9,11 @@ from openipu.engine.keras_compat.api import get_keras_mask, set_keras_mask
 from openipu.engine.pipeline.build.optimizer_output import OptimizerFunctionOutput
 from openipu.engine.pipeline.build.stage_options import PipelineStageOptions
 from openipu.engine.pipeline.runtime.stage_function import CHECKPOINT
+from openipu.engine.types import Tree
 
 import keras
 from jax.ad_checkpoint import checkpoint_name
+from jax.typing import ArrayLike
 
 from ._pipeline import pipeline
 
@@ -27,7 +29,7 @@ __all__ = [
 ]
 
 
-def recomputation_checkpoint(tensors: Any, name: str | None = None) -> Any:
+def recomputation_checkpoint(tensors: Tree, name: str | None = None) -> Tree:
     """The same tensors, marked to be kept: the backward pass computes from them instead of from the stage's inputs.
 
     It matters where `IPUConfig.allow_recompute` is on and the mode is `RecomputeAndBackpropagateInterleaved`; elsewhere
@@ -44,16 +46,16 @@ def recomputation_checkpoint(tensors: Any, name: str | None = None) -> Any:
 class RecomputationCheckpoint(keras.Operation):
     """The operation behind `recomputation_checkpoint`, so that it can be part of a Functional model."""
 
-    def call(self, tensors: Any) -> Any:
+    def call(self, tensors: Tree) -> Tree:
         """Mark values."""
         return keras.tree.map_structure(_marked, tensors)
 
-    def compute_output_spec(self, tensors: Any) -> Any:
+    def compute_output_spec(self, tensors: Tree) -> Tree:
         """As the tensors themselves."""
         return keras.tree.map_structure(lambda t: keras.KerasTensor(t.shape, t.dtype, sparse=t.sparse), tensors)
 
 
-def _marked(tensor: Any) -> Any:
+def _marked(tensor: ArrayLike) -> Any:
     marked = checkpoint_name(keras.ops.convert_to_tensor(tensor), CHECKPOINT)
     mask = get_keras_mask(tensor)
     if mask is not None:

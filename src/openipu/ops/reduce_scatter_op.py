@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from openipu.engine.devices.replicas import REPLICA_AXIS
+from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from . import _reductions, _replicas
 __all__ = ["reduce_scatter"]
 
 
-def reduce_scatter(x: Any, replication_factor: int, op: str = _reductions.ADD, name: str | None = None) -> Any:
+def reduce_scatter(x: Tree, replication_factor: int, op: str = _reductions.ADD, name: str | None = None) -> Tree:
     """This replica's part of `x` reduced over all replicas: ceil(n / replicas) of n values, padded with zeros.
 
     Replica 0 has the first part, replica 1 the next, and so on.
@@ -29,7 +30,7 @@ def reduce_scatter(x: Any, replication_factor: int, op: str = _reductions.ADD, n
     """
     count = _replicas.stated_count(replication_factor)
 
-    def one(x: Any) -> Any:
+    def one(x: Array) -> Any:
         _reductions.check(op, x.dtype)
         if x.ndim != 1:
             raise ValueError(f"A reduction is scattered over vectors, but a tensor has shape {x.shape}. Flatten it.")
@@ -43,7 +44,7 @@ def reduce_scatter(x: Any, replication_factor: int, op: str = _reductions.ADD, n
         return _replicas.each(x, one)
 
 
-def _reduced_part(op: str, parts: Any) -> Any:
+def _reduced_part(op: str, parts: Array) -> Any:
     """The row of `parts` that belongs to this replica, reduced over replicas."""
     alone = parts.shape[0] == 1
     if op == _reductions.LOCAL:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from openipu import _validate as validate
 from openipu.engine.core.accumulation import Accumulation, Reduction, check_divided, dtype_option
 from openipu.engine.core.wrapped_optimizer import Declared, IpuOptimizer, chain
+from openipu.engine.types import Array, DTypeOption
 from openipu.ops.cross_replica_ops import cross_replica_mean
 
 import jax.numpy as jnp
 import keras
+
+OptimizerLike: TypeAlias = keras.optimizers.Optimizer | str | dict[str, Any]
+"""An optimizer, its name, or its config."""
 
 _registered = keras.saving.register_keras_serializable(package="openipu")
 
@@ -27,7 +31,7 @@ class CrossReplicaOptimizer(IpuOptimizer):
         name: The name of this wrapper.
     """
 
-    def __init__(self, opt: Any, name: str = "CrossReplicaOptimizer") -> None:
+    def __init__(self, opt: OptimizerLike, name: str = "CrossReplicaOptimizer") -> None:
         super().__init__(opt, name)
 
     @property
@@ -35,7 +39,7 @@ class CrossReplicaOptimizer(IpuOptimizer):
         """The mean over replicas."""
         return super().declared | Declared(replica_reduction="mean")
 
-    def prepare(self, gradients: Sequence[Any], weights: Sequence[Any], scale: Any) -> list[Any]:
+    def prepare(self, gradients: Sequence[Any], weights: Sequence[Any], scale: Array | float) -> list[Any]:
         """The mean over replicas."""
         return super().prepare(cross_replica_mean(list(gradients)), weights, scale)
 
@@ -64,12 +68,12 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
 
     def __init__(
         self,
-        opt: Any,
+        opt: OptimizerLike,
         num_mini_batches: int,
         offload_weight_update_variables: bool | None = None,
         replicated_optimizer_state_sharding: bool = False,
-        dtype: Any = None,
-        reduction_method: Any = Reduction.SUM,
+        dtype: DTypeOption = None,
+        reduction_method: Reduction | str = Reduction.SUM,
         name: str = "GradientAccumulationOptimizerV2",
     ) -> None:
         steps = validate.count("num_mini_batches", num_mini_batches)
@@ -100,7 +104,7 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
         )
         return own | super().declared
 
-    def prepare(self, gradients: Sequence[Any], weights: Sequence[Any], scale: Any) -> list[Any]:
+    def prepare(self, gradients: Sequence[Any], weights: Sequence[Any], scale: Array | float) -> list[Any]:
         """An error, unless there is nothing to accumulate: a single `apply` cannot wait for other micro-batches."""
         if self.accumulation.steps > 1:
             raise RuntimeError(
@@ -136,12 +140,12 @@ class CrossReplicaGradientAccumulationOptimizerV2(GradientAccumulationOptimizerV
 
     def __init__(
         self,
-        opt: Any,
+        opt: OptimizerLike,
         num_mini_batches: int,
         offload_weight_update_variables: bool | None = None,
         replicated_optimizer_state_sharding: bool = False,
-        dtype: Any = None,
-        reduction_method: Any = Reduction.SUM,
+        dtype: DTypeOption = None,
+        reduction_method: Reduction | str = Reduction.SUM,
         name: str = "CrossReplicaGradientAccumulationOptimizerV2",
     ) -> None:
         super().__init__(
@@ -167,7 +171,11 @@ class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
     """
 
     def __init__(
-        self, opt: Any, num_mini_batches: int, verify_usage: bool = True, name: str = "GradientAccumulationOptimizer"
+        self,
+        opt: OptimizerLike,
+        num_mini_batches: int,
+        verify_usage: bool = True,
+        name: str = "GradientAccumulationOptimizer",
     ) -> None:
         super().__init__(opt, num_mini_batches, name=name)
         self.verify_usage = validate.flag("verify_usage", verify_usage)
@@ -188,7 +196,7 @@ class CrossReplicaGradientAccumulationOptimizer(GradientAccumulationOptimizer, C
 
     def __init__(
         self,
-        opt: Any,
+        opt: OptimizerLike,
         num_mini_batches: int,
         verify_usage: bool = True,
         name: str = "CrossReplicaGradientAccumulationOptimizer",
@@ -204,7 +212,7 @@ class ShardedOptimizer(IpuOptimizer):
         optimizer: Any Keras optimizer: an instance, a name, or a config.
     """
 
-    def __init__(self, optimizer: Any, name: str = "ShardedOptimizer") -> None:
+    def __init__(self, optimizer: OptimizerLike, name: str = "ShardedOptimizer") -> None:
         super().__init__(optimizer, name)
 
     def get_config(self) -> dict[str, Any]:
@@ -229,7 +237,7 @@ class MapGradientOptimizer(IpuOptimizer):
 
     def __init__(
         self,
-        wrapped_optimizer: Any,
+        wrapped_optimizer: OptimizerLike,
         gradient_mapping_function: Callable[[Any, Any], Any],
         name: str = "MapGradientOptimizer",
     ) -> None:
@@ -240,12 +248,17 @@ class MapGradientOptimizer(IpuOptimizer):
 
     maps_gradients = True
 
-    def prepare(self, gradients: Sequence[Any], weights: Sequence[Any], scale: Any) -> list[Any]:
+    def prepare(self, gradients: Sequence[Any], weights: Sequence[Any], scale: Array | float) -> list[Any]:
         """The mapped gradients."""
         return super().prepare(self.mapped(gradients, weights, scale), weights, scale)
 
     def mapped(
-        self, gradients: Sequence[Any], weights: Sequence[Any], scale: Any = 1.0, *, keep_overflow: bool = False
+        self,
+        gradients: Sequence[Any],
+        weights: Sequence[Any],
+        scale: Array | float = 1.0,
+        *,
+        keep_overflow: bool = False,
     ) -> list[Any]:
         """The mapped gradients, `scale` times too large before and after; with `keep_overflow`, inf and nan stay."""
         return [
@@ -253,7 +266,7 @@ class MapGradientOptimizer(IpuOptimizer):
             for g, w in zip(gradients, weights, strict=True)
         ]
 
-    def _map(self, gradient: Any, weight: Any, scale: Any, keep_overflow: bool) -> Any:
+    def _map(self, gradient: Array, weight: keras.Variable | Array, scale: Array | float, keep_overflow: bool) -> Any:
         scaled = not (isinstance(scale, float) and scale == 1.0)
         new = keras.ops.convert_to_tensor(
             self.gradient_mapping_function(gradient / scale if scaled else gradient, weight)
@@ -281,7 +294,7 @@ class MapGradientOptimizer(IpuOptimizer):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> MapGradientOptimizer:
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> MapGradientOptimizer:
         """The optimizer that `get_config` describes."""
         function = keras.saving.deserialize_keras_object(config["gradient_mapping_function"], custom_objects)
         return cls(**{**config, "gradient_mapping_function": function})

@@ -229,8 +229,8 @@ def test_a_global_batch_needs_params(tmp_path):
         ("returned a value of type ndarray", lambda: X),
         ("returned a value of type NoneType", lambda: None),
         ("tuples of 3 elements", lambda: [(X, Y, Y)]),
-        ("gave 0 batches", lambda: iter(())),
-        ("a float of shape .* where a batch belongs", lambda: [(1.0, 2.0)]),
+        ("returned a dataset with 0 batches", lambda: iter(())),
+        ("yields a float of shape .* instead of a batch", lambda: [(1.0, 2.0)]),
     ],
 )
 def test_input_fn(message, input_fn, tmp_path):
@@ -317,7 +317,7 @@ def test_shapes_that_change_in_the_midst_of_the_data(tmp_path):
         yield X[:16], Y[:16]
         yield X[16:32, :5], Y[16:32]
 
-    with pytest.raises(ValueError, match=r"shape \(N, 6\), \(N\) first and of \(N, 5\), \(N\) now.*pad or cut"):
+    with pytest.raises(ValueError, match=r"first .* shape \(N, 6\), \(N\) and now of \(N, 5\), \(N\), .*pad or crop"):
         estimator(tmp_path).train(batches, steps=4)
 
 
@@ -369,7 +369,7 @@ def test_the_global_step_is_counted_by_the_estimator(tmp_path):
 
     with pytest.raises(ValueError, match="`minimize` was given `global_step`"):
         train(tmp_path, fn)
-    with pytest.raises(RuntimeError, match="`get_global_step` belongs into a model_fn"):
+    with pytest.raises(RuntimeError, match="`get_global_step` was called outside of a model_fn"):
         get_global_step()
 
 
@@ -440,8 +440,14 @@ def test_another_optimizer_than_the_checkpoint(tmp_path):
         estimator(tmp_path, optimizer=lambda: keras.optimizers.SGD(0.1)).train(looped(), steps=4)
     params = {"optimizer": adam}
     for settings, message in [
-        (WarmStartSettings(tmp_path, "conv"), "No weight of model_fn matches 'conv'. They are called dense/kernel"),
-        (WarmStartSettings(tmp_path, ["dense", "conv"]), "No weight of model_fn matches 'conv'. They are called dense"),
+        (
+            WarmStartSettings(tmp_path, "conv"),
+            "No weight of model_fn matches 'conv'. Its weights are called dense/kernel",
+        ),
+        (
+            WarmStartSettings(tmp_path, ["dense", "conv"]),
+            "No weight of model_fn matches 'conv'. Its weights are called dense",
+        ),
         (tmp_path / "elsewhere", "There is no checkpoint"),
     ]:
         one = IPUEstimator(model_fn, tmp_path / "new", run_config(), params, warm_start_from=settings)
@@ -489,7 +495,7 @@ def test_a_folder_that_cannot_be_written(tmp_path, caplog):
     with pytest.raises(ValueError, match=r"`model_dir` is '.*file', which is a file. Give a folder."):
         estimator(tmp_path / "file")
     with pytest.raises(
-        PermissionError, match=r"`model_dir` is '.*folder', where nothing can be saved: .* Give a folder"
+        PermissionError, match=r"`model_dir` is '.*folder', where nothing can be saved: .* Give a writable folder"
     ):
         estimator(tmp_path / "file" / "folder").train(looped(), steps=4)
     (tmp_path / "run").mkdir()
@@ -558,11 +564,11 @@ def test_logging_hooks(tmp_path):
         (RuntimeError, "`log` was called twice", twice, None),
         (TypeError, "'a' is a float. Log tensors", lambda hook, _: hook.log({"a": 1.0}), None),
         (RuntimeError, r"has nothing to log. Call its `log\(tensors\)`", lambda *_: None, None),
-        (ValueError, r"has shape \(7, 6\) for the last, smaller batch of the data and \(16, 6\)", every_row, ragged),
+        (ValueError, r"has shape \(7, 6\) for the last, smaller batch of the data but \(16, 6\)", every_row, ragged),
     ]:
         with pytest.raises(error, match=message):
             train(tmp_path, with_log(log), input_fn=input_fn)
-    with pytest.raises(RuntimeError, match="belongs into a model_fn"):
+    with pytest.raises(RuntimeError, match="was called outside of a model_fn"):
         IPULoggingTensorHook(every_n_iter=1).log(np.ones(3))
 
 
@@ -573,5 +579,5 @@ def test_hooks_ask_for_what_there_is(tmp_path):
             return SessionRunArgs("accuracy")
 
     one = IPUEstimator(with_spec(), tmp_path, run_config())
-    with pytest.raises(ValueError, match="asks for 'accuracy', but an execution gives 'global_step', 'loss'"):
+    with pytest.raises(ValueError, match="asks for 'accuracy', but an execution returns only 'global_step', 'loss'"):
         one.train(looped(), hooks=[Asks()], steps=4)

@@ -1,16 +1,16 @@
-"""Code of users that runs between executions: hooks in the manner of `tf.estimator.SessionRunHook`."""
+"""User code that runs between executions: hooks modelled on `tf.estimator.SessionRunHook`."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from openipu import _validate as validate
 from openipu.engine.host_io.outfeed_buffer import IPUOutfeedMode
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import jax
 
@@ -23,20 +23,20 @@ log = logging.getLogger("openipu")
 
 @dataclass(frozen=True, slots=True)
 class SessionRunArgs:
-    """What a hook's `before_run` asks for: names, alone or in lists and dicts, of "loss" and "global_step"."""
+    """What a hook's `before_run` asks for: "loss" or "global_step", or a list or dict of these names."""
 
     fetches: Tree
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRunValues:
-    """What an execution gave; `results` has the structure of what was asked for. Arrays are there when looked at."""
+    """The results of an execution, in the structure that was asked for. Reading an array waits until it is computed."""
 
     results: Tree
 
 
 class SessionRunContext:
-    """How far a run is, and the way to end it after the current execution."""
+    """How far a run has come, and a way to end it after the current execution."""
 
     def __init__(self) -> None:
         self.global_step = 0
@@ -49,7 +49,7 @@ class SessionRunContext:
 
 
 class SessionRunHook:
-    """Code that runs around executions. Override what is needed.
+    """Code that runs around executions. Override the methods you need.
 
     An execution is `iterations_per_loop` steps. `session` has `global_step` and `request_stop()`.
     """
@@ -58,20 +58,20 @@ class SessionRunHook:
         """Called once, before anything else."""
 
     def after_create_session(self, session: SessionRunContext, coord: None) -> None:
-        """Called once, when the state is there."""
+        """Called once, when the state is ready."""
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Called before each execution; may say what `after_run` is to get."""
+        """Called before each execution. May return a request for what `after_run` should receive."""
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Called after each launch, which may still be running: looking at a result waits for it."""
+        """Called after each launch. The execution may still be running; reading a result waits for it."""
 
     def end(self, session: SessionRunContext) -> None:
         """Called once, after the last execution."""
 
 
 class CheckpointSaverListener:
-    """Code that runs around the saving of checkpoints. Override what is needed."""
+    """Code that runs whenever a checkpoint is saved. Override the methods you need."""
 
     def begin(self) -> None:
         """Called once, before training."""
@@ -80,26 +80,26 @@ class CheckpointSaverListener:
         """Called before a checkpoint is saved."""
 
     def after_save(self, session: SessionRunContext, global_step_value: int) -> bool | None:
-        """Called after a checkpoint was saved; True ends the training."""
+        """Called after a checkpoint was saved. Return True to end the training."""
 
     def end(self, session: SessionRunContext, global_step_value: int) -> None:
         """Called once, after training."""
 
 
 class IPULoggingTensorHook(SessionRunHook):
-    """Logs tensors of model_fn, from inside the device loop.
+    """Logs tensors that model_fn computes inside the device loop.
 
     >>> hook = IPULoggingTensorHook(every_n_secs=3)          # doctest: +SKIP
     >>> train_op = group(optimizer.minimize(loss), hook.log({"loss": loss}))          # doctest: +SKIP
     >>> EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=[hook])          # doctest: +SKIP
 
     Args:
-        every_n_iter: Log after each so many executions.
-        every_n_secs: Or at most once in so many seconds, after an execution.
+        every_n_iter: The number of executions between two log lines.
+        every_n_secs: Or the minimum number of seconds between them. Tensors are logged only after executions.
         at_end: Log once more when the run ends.
-        formatter: Gives the text for a dict of arrays; by default all of them as `name = value`.
-        logging_mode: LAST: the tensors of the last step of the execution. ALL: those of all steps, stacked. With
-            several replicas they have the replicas as their next axis.
+        formatter: Returns the text for a dict of arrays. By default all of them are printed as `name = value`.
+        logging_mode: LAST logs the tensors of the last step of the execution, ALL those of all steps, stacked. With
+            several replicas, the next axis of the arrays is the replica.
     """
 
     LoggingMode = IPUOutfeedMode
@@ -127,11 +127,11 @@ class IPULoggingTensorHook(SessionRunHook):
         self._executions, self._time = 0, -float("inf")
 
     def log(self, tensors: Tree) -> LogOp:
-        """Have these tensors (one, a list, or a dict) logged. Called in model_fn, once."""
+        """Log a tensor, a list of tensors or a dict of them. Call this once, in model_fn."""
         trace = current_trace("`IPULoggingTensorHook.log`")
         if any(hook is self for hook, _ in trace.logs):
             raise RuntimeError(
-                "`log` was called twice on one hook. Give all tensors in one call, or make a second hook."
+                "`log` was called twice on one hook. Pass all tensors in one call, or make a second hook."
             )
         named = _named(tensors)
         for name, tensor in named.items():
@@ -144,14 +144,14 @@ class IPULoggingTensorHook(SessionRunHook):
     # --- called by the engine
 
     def after_create_session(self, session: SessionRunContext, coord: None) -> None:
-        """Check that there is something to log."""
+        """Raise if there is nothing to log."""
         del session, coord
         if not self._called:
             raise RuntimeError("An IPULoggingTensorHook has nothing to log. Call its `log(tensors)` in model_fn.")
         self._executions, self._time = 0, time.monotonic()
 
-    def receive(self, count: Any, tensors: Tree) -> None:
-        """The tensors of an execution; they are fetched only when it is time to log."""
+    def receive(self, count: Array, tensors: Tree) -> None:
+        """Take the tensors of an execution. They are fetched from the device only when it is time to log."""
         self._latest = lambda: steps_first(count, tensors, self.all_steps)
         self._executions += 1
         now = time.monotonic()
@@ -161,15 +161,15 @@ class IPULoggingTensorHook(SessionRunHook):
             due = self._every_n_secs is not None and now - self._time >= self._every_n_secs
         if due:
             self._time = now
-            self._say()
+            self._log_latest()
 
     def end(self, session: SessionRunContext) -> None:
-        """Log the last tensors if they are to be logged."""
+        """With `at_end`, log the last tensors."""
         del session
         if self._at_end:
-            self._say()
+            self._log_latest()
 
-    def _say(self) -> None:
+    def _log_latest(self) -> None:
         if self._latest is not None:
             log.info("%s", self._formatter(self._latest()))
             self._latest = None
@@ -190,7 +190,7 @@ def _named(tensors: Tree) -> dict[str, Any]:
 class Hooks:
     """The hooks of one run, called in order."""
 
-    def __init__(self, hooks: list[Any]) -> None:
+    def __init__(self, hooks: Sequence[SessionRunHook]) -> None:
         for position, hook in enumerate(hooks):
             validate.instance(f"hooks[{position}]", hook, SessionRunHook)
         self._hooks = list({id(hook): hook for hook in hooks}.values())
@@ -198,7 +198,7 @@ class Hooks:
         self._asked: list[SessionRunArgs | None] = []
 
     def begin(self, global_step: int) -> None:
-        """Before the first execution."""
+        """Call the hooks before the first execution."""
         self.context.global_step = global_step
         for hook in self._hooks:
             hook.begin()
@@ -206,23 +206,26 @@ class Hooks:
             hook.after_create_session(self.context, None)
 
     def before_run(self) -> None:
-        """Before an execution."""
+        """Call the hooks before an execution."""
         self._asked = [hook.before_run(self.context) for hook in self._hooks]
 
     def after_run(self, global_step: int, values: dict[str, Any]) -> None:
-        """After a launch."""
+        """Call the hooks after a launch."""
         values = {"global_step": global_step, **values}
         for hook, asked in zip(self._hooks, self._asked, strict=True):
             results = None if asked is None else jax.tree.map(lambda name: _fetch(values, name), asked.fetches)
             hook.after_run(self.context, SessionRunValues(results))
 
     def end(self) -> None:
-        """After the last execution."""
+        """Call the hooks after the last execution."""
         for hook in self._hooks:
             hook.end(self.context)
 
 
-def _fetch(values: dict[str, Any], name: Any) -> Any:
+def _fetch(values: dict[str, Any], name: str) -> Any:
     if name not in values:
-        raise ValueError(f"A hook asks for {name!r}, but an execution gives {', '.join(map(repr, values))}.")
+        raise ValueError(
+            f"A hook asks for {name!r}, but an execution returns only {', '.join(map(repr, values))}. Ask for one of "
+            "these in `SessionRunArgs`."
+        )
     return values[name]

@@ -1,4 +1,4 @@
-"""input_fn -> batches, from any position in the data, and the feed that takes them to the devices."""
+"""input_fn -> batches, from any position in the data."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from typing import Any
 from openipu.engine.data.adapters import batches
 from openipu.engine.data.dataset_reader import normal
 from openipu.engine.keras_compat import api as keras_api
+from openipu.engine.types import Data, Tree
 
 import jax
 import keras
 import numpy as np
 
-Batch = tuple[Any, ...]
-INPUT_FN_ARGUMENTS = ("mode", "params", "config", "input_context")
+Batch = tuple[Tree, ...]
+"""(features,) or (features, labels)."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputContext:
-    """What an input_fn that declares `input_context` may know about who reads it."""
+    """What an input_fn with an argument `input_context` learns about its reader."""
 
     num_input_pipelines: int = 1
     input_pipeline_id: int = 0
@@ -31,39 +32,39 @@ class InputContext:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InputFn:
-    """A user's function that gives a dataset, called with those of its arguments that it declares."""
+    """A user's function that returns a dataset. It is called with those of the `given` arguments that it declares."""
 
     function: Callable[..., Any]
     given: dict[str, Any]
 
-    def open(self) -> Any:
+    def open(self) -> Data:
         """A new dataset."""
         declared = inspect.signature(self.function).parameters
         return self.function(**{name: value for name, value in self.given.items() if name in declared})
 
 
 class InputBatches(keras_api.DataAdapter):
-    """The batches of one call of input_fn from number `skip` on, at most `limit`, as a source for feeds.
+    """The batches of one call of input_fn, as a source for feeds: at most `limit` of them, without the first `skip`.
 
-    A position beyond the end of the data counts on from its beginning, so training that stopped at the end of a
-    finite dataset goes on with its first batch.
+    A position beyond the end of the data wraps around to the beginning, so training that stopped at the end of a
+    finite dataset resumes with its first batch.
     """
 
     def __init__(self, input_fn: InputFn, skip: int = 0, limit: int | None = None) -> None:
         batches = itertools.islice(_from(input_fn, skip), limit)
         first = next(batches, None)
         if first is None:
-            raise ValueError("input_fn gave 0 batches. Give a dataset with at least one batch.")
+            raise ValueError("input_fn returned a dataset with 0 batches. Return one with at least 1 batch.")
         self.first = first
         self._batches = itertools.chain([first], batches)
 
     def get_jax_iterator(self) -> Iterator[Batch]:
-        """The batches, once."""
+        """The batches. They can be read only once."""
         return self._batches
 
     @property
     def num_batches(self) -> None:
-        """Not known before the data ends."""
+        """None: unknown until the data ends."""
         return None
 
     @property
@@ -79,16 +80,16 @@ def _from(input_fn: InputFn, skip: int) -> Iterator[Batch]:
     batches = _batches(dataset, skip)
     first = next(batches, None)
     if first is None and skip:
-        # It was the end of data of unknown length: begin anew, after as many as are left over.
-        skipped = sum(1 for _ in _batches(_checked(input_fn.open()), 0))
-        batches = _batches(_checked(input_fn.open()), skip % skipped if skipped else 0)
+        # `skip` is beyond the end of data of unknown length. Count its batches and wrap around.
+        length = sum(1 for _ in _batches(_checked(input_fn.open()), 0))
+        batches = _batches(_checked(input_fn.open()), skip % length if length else 0)
         first = next(batches, None)
     if first is not None:
         yield from itertools.chain([first], batches)
 
 
-def _batches(dataset: Any, skip: int) -> Iterator[Batch]:
-    """The batches of a dataset after `skip` of them, which are not read where the dataset can be told."""
+def _batches(dataset: Data, skip: int) -> Iterator[Batch]:
+    """The batches of a dataset after the first `skip`, which are not read if the dataset can skip them itself."""
     elements: Iterator[Any]
     if skip and hasattr(dataset, "cardinality") and hasattr(dataset, "skip"):  # tf.data
         dataset, skip = dataset.skip(skip), 0
@@ -102,8 +103,8 @@ def _batches(dataset: Any, skip: int) -> Iterator[Batch]:
     return map(_element, itertools.islice(elements, skip, None))
 
 
-def _length(dataset: Any) -> int | None:
-    """Batches in a pass, None where nobody knows or there is no end."""
+def _length(dataset: Data) -> int | None:
+    """The number of batches in a pass; None if it is unknown or infinite."""
     if isinstance(dataset, keras.utils.PyDataset):
         return None if dataset.num_batches is None else int(dataset.num_batches)
     if hasattr(dataset, "cardinality"):
@@ -111,43 +112,44 @@ def _length(dataset: Any) -> int | None:
     return None
 
 
-def _checked(dataset: Any) -> Any:
+def _checked(dataset: Data) -> Data:
+    """`dataset`, or an error if it is not a dataset of batches."""
     arrays = isinstance(dataset, dict | tuple | str | bytes) or hasattr(dataset, "shape") or hasattr(dataset, "dtype")
     if arrays or not (hasattr(dataset, "__iter__") or isinstance(dataset, keras.utils.PyDataset)):
         raise ValueError(
             f"input_fn returned a value of type {type(dataset).__name__}. Return a dataset of batches: tf.data, grain, "
-            "a PyDataset (such as `openipu.data.repeat(x, y, batch_size=32)`), a DataLoader, or a generator."
+            "a PyDataset (such as `openipu.data.repeat(x, y, batch_size=32)`), a DataLoader or a generator."
         )
     return dataset
 
 
-def _is_plain(dataset: Any) -> bool:
-    """Whether it is an iterable of Python's, and not one that Keras has an adapter for."""
+def _is_plain(dataset: Data) -> bool:
+    """Whether this is a plain Python iterable, not something that Keras has an adapter for."""
     known = ("tensorflow", "grain", "torch")
     return not isinstance(dataset, keras.utils.PyDataset) and not any(
         cls.__module__.split(".")[0] in known for cls in type(dataset).__mro__
     )
 
 
-def _element(element: Any) -> Batch:
-    """(features,) or (features, labels), as arrays of the types that programs have."""
+def _element(element: Tree) -> Batch:
+    """An element of the dataset as a batch, with arrays of the dtypes that devices use."""
     if not isinstance(element, tuple):
         element = (element,)
     if len(element) not in (1, 2):
         raise ValueError(
-            f"input_fn gives tuples of {len(element)} elements. Give features, or a tuple (features, labels); several "
-            "features go into a dict."
+            f"input_fn yields tuples of {len(element)} elements. Yield features or a tuple (features, labels), with "
+            "several features in a dict."
         )
     if len(element) == 2 and element[1] is None:
         element = element[:1]
     return tuple(normal(jax.tree.map(_batched, part)) for part in element)
 
 
-def _batched(leaf: Any) -> np.ndarray:
+def _batched(leaf: object) -> np.ndarray:
     array = np.asarray(leaf)
     if array.ndim == 0 or array.dtype == object:
         raise ValueError(
-            f"input_fn gives a {type(leaf).__name__} of shape {array.shape} where a batch belongs. Batch the dataset: "
-            "every array has the examples as its first axis."
+            f"input_fn yields a {type(leaf).__name__} of shape {array.shape} instead of a batch. Batch the dataset, so "
+            "that the first axis of every array is the example."
         )
     return array

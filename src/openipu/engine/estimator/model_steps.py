@@ -1,4 +1,4 @@
-"""`DiscoveredModel` -> `Step`: what the engine's loop runs for an estimator."""
+"""`WholeModel` -> `ModelProgram`: the step that the engine's loop runs for an estimator."""
 
 from __future__ import annotations
 
@@ -18,87 +18,91 @@ from openipu.engine.devices.replicas import Replicas
 from openipu.engine.loop.arrays import rows_of
 from openipu.engine.loop.loop import Loop, Result
 from openipu.engine.loop.replica_loop import make_replica_loop
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax.typing import ArrayLike
 
 from .model_trace import DiscoveredModel, ModelFnTrace, WholeModel, metrics_of
 from .outbox import Mean, Outbox
 from .specs import ENGINE_MODE, IPUEstimatorSpec, check_metric_names, train_op_of
 
+Micro = Callable[[State, Tree], tuple[State, list[Array], Tree]]
+"""A micro-batch as a pure function: state and batch -> new state, gradients and results."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelProgram:
-    """A model_fn in one mode, ready to run: its plan, its loop, and how its state lies on the devices."""
+    """A model_fn in one mode, ready to run: its model, its loop, and how its state is laid out on the devices."""
 
-    plan: DiscoveredModel
+    model: DiscoveredModel
     loop: Loop
-    spread: StateLayout
+    layout: StateLayout
     place: Placement
     options: Options
     metrics: Callable[[], list[Any]]
-    """The metrics part of the state before the first step."""
+    """Returns the `metrics` part of the state before the first step."""
     on_host: Callable[[list[Result]], dict[str, Any]] | None = None
-    """Computes the results of an evaluation whose metrics are not computed on the device."""
+    """Computes the results of an evaluation on the host. None if they are computed on the device."""
 
 
-def make_program(plan: WholeModel, place: Placement, options: Options, outbox: Outbox, name: str) -> ModelProgram:
-    """Everything but the compilation, which happens at the first launch."""
-    mode, trainer = ENGINE_MODE[plan.mode], None
+def make_program(model: WholeModel, place: Placement, options: Options, outbox: Outbox, name: str) -> ModelProgram:
+    """The program of a model_fn on one device per replica. It is compiled at its first launch."""
+    mode, trainer = ENGINE_MODE[model.mode], None
     if mode == "train":
-        weights = [made.variable for _, made in plan.in_part("trainable")]
-        trainer = make_trainer(plan.optimizer, weights, place, options)
+        weights = [made.variable for _, made in model.in_part("trainable")]
+        trainer = make_trainer(model.optimizer, weights, place, options)
         outcome, metrics = train_outcome(place.replicas, outbox)
-        step = Step(_train_micro(trainer, train_forward(plan, outbox)), trainer.update, outcome)
+        step = Step(_train_micro(trainer, train_forward(model, outbox)), trainer.update, outcome)
     else:
-        step, metrics = infer_step(plan, place)
+        step, metrics = infer_step(model, place)
     step = on_replicas(step, place)
-    # The loop traces a step several times for one program; a function that is jitted is traced once per shape.
+    # The loop traces a step several times for one program, but a jitted function is traced only once per shape.
     step = replace(step, micro=jax.jit(step.micro, inline=True))
-    loop, spread = make_replica_loop(f"{name}_{mode}", step, place, trainer)
-    return ModelProgram(plan, loop, spread, place, options, metrics, on_host(plan))
+    loop, layout = make_replica_loop(f"{name}_{mode}", step, place, trainer)
+    return ModelProgram(model, loop, layout, place, options, metrics, on_host(model))
 
 
-def infer_step(plan: WholeModel, place: Placement) -> tuple[Step, Callable[[], list[Any]]]:
-    """The step of an evaluation or prediction, and the metrics that it begins with."""
-    if plan.mode == "eval":
-        return _eval_step(plan, place)
-    return Step(_predict_micro(plan), None, Outcome("all")), list
+def infer_step(model: WholeModel, place: Placement) -> tuple[Step, Callable[[], list[Any]]]:
+    """The step of an evaluation or prediction, and a function that returns its initial metrics."""
+    if model.mode == "eval":
+        return _eval_step(model, place)
+    return Step(_predict_micro(model), None, Outcome("all")), list
 
 
-def on_host(plan: WholeModel) -> Callable[[list[Result]], dict[str, Any]] | None:
-    """What computes the results of an evaluation on the host, if they are computed there."""
-    host = plan.spec.eval_metrics if plan.mode == "eval" else None
+def on_host(model: WholeModel) -> Callable[[list[Result]], dict[str, Any]] | None:
+    """A function that computes the results of an evaluation on the host; None if the device computes them."""
+    host = model.spec.eval_metrics if model.mode == "eval" else None
     return partial(_on_host, host[0]) if host is not None else None
 
 
 # --- training --------------------------------------------------------------------------------------------------------
 
 
-def train_forward(plan: WholeModel, outbox: Outbox) -> Forward:
-    """The scaled loss of a micro-batch, and the state after it but for its weights."""
+def train_forward(model: WholeModel, outbox: Outbox) -> Forward:
+    """The forward pass of a micro-batch: its scaled loss, and the new state with the old weights."""
 
     def forward(state: State, batch: Tree) -> tuple[Any, State, Any]:
         def results(spec: IPUEstimatorSpec, trace: ModelFnTrace) -> Any:
             op = train_op_of(spec)
             leaving = [tensors for _, tensors in trace.logs] + ([spec.host_call[1]] if spec.host_call else [])
             scaled = jnp.reshape(op.optimizer.scale_loss(jnp.asarray(op.loss)), ())
-            return scaled, spec.loss, plan.after(trace, "non_trainable", state), leaving
+            return scaled, spec.loss, model.after(trace, "non_trainable", state), leaving
 
-        scaled, value, non_trainable, leaving = plan.run(state, batch, results)
+        scaled, value, non_trainable, leaving = model.run(state, batch, results)
         metrics = outbox.put_with(state.metrics, value, rows_of(batch), leaving)
         return scaled, state._replace(non_trainable=non_trainable, metrics=metrics), ()
 
     return forward
 
 
-def _train_micro(trainer: Trainer, forward: Forward) -> Callable[[State, Tree], tuple[State, list[Any], Any]]:
-    """A micro-batch of training, which counts the steps in the first of the non-trainable variables."""
+def _train_micro(trainer: Trainer, forward: Forward) -> Micro:
+    """A micro-batch of training. It counts the steps in the first non-trainable variable."""
 
-    def micro(state: State, batch: Tree) -> tuple[State, list[Any], Any]:
+    def micro(state: State, batch: Tree) -> tuple[State, list[Array], Tree]:
         new, gradients, results = trainer.micro(forward, state, batch)
         step, *rest = new.non_trainable
         return new._replace(non_trainable=[step + 1, *rest]), gradients, results
@@ -107,7 +111,7 @@ def _train_micro(trainer: Trainer, forward: Forward) -> Callable[[State, Tree], 
 
 
 def train_outcome(replicas: Replicas, outbox: Outbox) -> tuple[Outcome, Callable[[], list[Any]]]:
-    """An execution that gives the mean loss and the tensors in `outbox`, and the metrics that it begins with."""
+    """The outcome of training, mean loss and tensors in `outbox`, and a function that returns its initial metrics."""
 
     def start() -> list[Any]:
         return [*Mean.start(), *outbox.start()]
@@ -123,47 +127,47 @@ def train_outcome(replicas: Replicas, outbox: Outbox) -> tuple[Outcome, Callable
 # --- evaluation ------------------------------------------------------------------------------------------------------
 
 
-def _eval_step(plan: WholeModel, place: Placement) -> tuple[Step, Callable[[], list[Any]]]:
-    if plan.spec.eval_metrics is not None:
-        return Step(_host_eval_micro(plan), None, Outcome("all")), list
-    variables = [made for _, made in plan.in_part("metrics")]
+def _eval_step(model: WholeModel, place: Placement) -> tuple[Step, Callable[[], list[Any]]]:
+    if model.spec.eval_metrics is not None:
+        return Step(_host_eval_micro(model), None, Outcome("all")), list
+    variables = [made for _, made in model.in_part("metrics")]
     count = len(variables)
-    scalars = [name for name, value in (plan.spec.eval_metric_ops or {}).items() if name not in metrics_of(plan.spec)]
+    scalars = [name for name, value in (model.spec.eval_metric_ops or {}).items() if name not in metrics_of(model.spec)]
 
     def start() -> list[Any]:
         means = [zero for _ in range(1 + len(scalars)) for zero in Mean.start()]
         return [*(jnp.asarray(made.initial()) for made in variables), *means]
 
-    def micro(state: State, batch: Tree) -> tuple[State, list[Any], Any]:
+    def micro(state: State, batch: Tree) -> tuple[State, list[Array], Tree]:
         def results(spec: IPUEstimatorSpec, trace: ModelFnTrace) -> Any:
             values = [spec.loss, *((spec.eval_metric_ops or {})[name] for name in scalars)]
-            return values, plan.after(trace, "metrics", state)[:count]
+            return values, model.after(trace, "metrics", state)[:count]
 
-        values, metrics = plan.run(state, batch, results)
+        values, metrics = model.run(state, batch, results)
         for number, value in enumerate(values):
             first = count + number * Mean.SIZE
             metrics += Mean.add(state.metrics[first : first + Mean.SIZE], value, rows_of(batch))
         return state._replace(metrics=metrics), [], ()
 
     def finish(state: State) -> dict[str, Any]:
-        """Sums over replicas are what one device would have counted, so every metric is right, not only means."""
+        """The sum over replicas is what one device would have counted, so every metric is exact, not only means."""
         metrics = place.replicas.sum(state.metrics)
         means = [Mean.result(metrics[i : i + Mean.SIZE]) for i in range(count, len(metrics), Mean.SIZE)]
         logs = dict(zip(["loss", *scalars], means, strict=True))
         mapping = [(made.variable, value) for made, value in zip(variables, metrics[:count], strict=True)]
         with keras.StatelessScope(state_mapping=mapping):
-            return logs | {name: metric.result() for name, metric in metrics_of(plan.spec).items()}
+            return logs | {name: metric.result() for name, metric in metrics_of(model.spec).items()}
 
     return Step(micro, None, Outcome("none", finish)), start
 
 
-def _host_eval_micro(plan: WholeModel) -> Callable[[State, Tree], tuple[State, list[Any], Any]]:
+def _host_eval_micro(model: WholeModel) -> Micro:
     def results(spec: IPUEstimatorSpec, _: ModelFnTrace) -> Any:
         assert spec.eval_metrics is not None
         return spec.loss, spec.eval_metrics[1]
 
-    def micro(state: State, batch: Tree) -> tuple[State, list[Any], Any]:
-        loss, tensors = plan.run(state, batch, results)
+    def micro(state: State, batch: Tree) -> tuple[State, list[Array], Tree]:
+        loss, tensors = model.run(state, batch, results)
         rows = jnp.full((1,), rows_of(batch), jnp.float32)
         return (
             state,
@@ -174,14 +178,14 @@ def _host_eval_micro(plan: WholeModel) -> Callable[[State, Tree], tuple[State, l
     return micro
 
 
-def at_least_1d(tensor: Any) -> Any:
-    """A tensor that can be joined with those of other micro-batches."""
-    tensor = jnp.asarray(tensor)
-    return tensor[None] if tensor.ndim == 0 else tensor
+def at_least_1d(tensor: ArrayLike) -> Array:
+    """`tensor` with a first axis, along which the micro-batches can be joined."""
+    array = jnp.asarray(tensor)
+    return array[None] if array.ndim == 0 else array
 
 
 def _on_host(function: Callable[..., dict[str, Any]], results: list[Result]) -> dict[str, Any]:
-    """The metrics of a host function over the tensors of all steps and replicas."""
+    """The metrics that a host function computes from the tensors of all steps and replicas."""
     whole = joined(results)
     tensors, rows = whole["tensors"], whole["rows"]
     logs = host_logs("eval_metrics", function(**tensors) if isinstance(tensors, dict) else function(*tensors))
@@ -190,29 +194,29 @@ def _on_host(function: Callable[..., dict[str, Any]], results: list[Result]) -> 
 
 
 def joined(results: list[Result]) -> Tree:
-    """What the launches of a run gave back, along the first axis."""
+    """The results of all launches of a run, joined along the first axis."""
     return jax.tree.map(lambda *arrays: np.concatenate(arrays), *(result.rows() for result in results))
 
 
-def host_logs(name: str, logs: Any) -> dict[str, Any]:
-    """The metrics that a function of a user's gave back, as values."""
+def host_logs(name: str, logs: object) -> dict[str, Any]:
+    """The metrics that a user's function returned, as values."""
     if not isinstance(logs, dict):
         raise TypeError(f"The function of `{name}` returned a {type(logs).__name__}. Return a dict of metrics.")
     return {key: _host_value(name, key, entry) for key, entry in logs.items()}
 
 
 def _host_value(name: str, key: str, entry: Any) -> Any:
-    """A number, an array of them (one for each class, say), or the result of a metric."""
+    """A number, an array of numbers (such as one per class), or the result of a metric."""
     if isinstance(entry, tuple) and entry and hasattr(entry[0], "update_state"):
         metric, *arguments = entry
-        metric.reset_state()  # The arguments are those of the whole evaluation.
+        metric.reset_state()  # The arguments cover the whole evaluation.
         metric.update_state(*arguments)
         entry = metric
     if hasattr(entry, "update_state"):
         return entry.result()
     if isinstance(entry, list | tuple) or not is_numeric(np.asarray(entry).dtype):
         raise TypeError(
-            f"The function of `{name}` returned a {type(entry).__name__} as {key!r}. Give a number, an array of "
+            f"The function of `{name}` returned a {type(entry).__name__} as {key!r}. Return a number, an array of "
             "numbers, a Keras metric, or a tuple (metric, y_true, y_pred)."
         )
     return entry
@@ -221,21 +225,21 @@ def _host_value(name: str, key: str, entry: Any) -> Any:
 # --- prediction ------------------------------------------------------------------------------------------------------
 
 
-def _predict_micro(plan: WholeModel) -> Callable[[State, Tree], tuple[State, list[Any], Any]]:
-    def micro(state: State, batch: Tree) -> tuple[State, list[Any], Any]:
+def _predict_micro(model: WholeModel) -> Micro:
+    def micro(state: State, batch: Tree) -> tuple[State, list[Array], Tree]:
         rows = rows_of(batch)
-        predictions = plan.run(state, batch, lambda spec, _: spec.predictions)
+        predictions = model.run(state, batch, lambda spec, _: spec.predictions)
         return state, [], row_by_row(predictions, rows)
 
     return micro
 
 
 def row_by_row(predictions: Tree, rows: int) -> Tree:
-    """Predictions as arrays, each with so many rows."""
+    """Predictions as arrays; raises if one of them does not have `rows` rows."""
     predictions = jax.tree.map(jnp.asarray, predictions)
     for leaf in jax.tree.leaves(predictions):
         if leaf.ndim == 0 or leaf.shape[0] != rows:
             raise ValueError(
-                f"A prediction has shape {leaf.shape} for a batch of {rows} examples. Give one row per example."
+                f"A prediction has shape {leaf.shape} for a batch of {rows} examples. Return one row per example."
             )
     return predictions

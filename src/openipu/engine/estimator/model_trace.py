@@ -1,9 +1,9 @@
 """model_fn -> `DiscoveredModel`: which variables it makes, and model_fn as a pure function of their values.
 
-model_fn is called (traced) once to learn its variables and results, and once per shape of batch when a program is
-compiled (with several replicas, once more for batches that only some of them have); never per step. Each call makes its
-layers anew, and `WholePlan.run` gives their variables the values of the state by the order in which they are made, with
-their names checked.
+model_fn is called (traced) once to discover its variables and results, and once per shape of batch when a program is
+compiled (with several replicas, once more for batches that only some of them get); never per step. Each call makes new
+layers. `WholeModel.run` gives their variables the values in the state, matched by the order in which they are made, and
+checks their names.
 """
 
 from __future__ import annotations
@@ -18,42 +18,44 @@ from typing import Any, TypeVar
 from openipu.engine.core.state import State
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.keras_compat.patches import tracing
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 
+from .run_settings import RunSettings
 from .specs import IPUEstimatorSpec, TrainOp, checked, train_op_of
 from .variable_ledger import Ledger, Made, current_ledger
 
 AnyModel = TypeVar("AnyModel", bound="DiscoveredModel")
 Slot = tuple[str, int]
-"""Part of the state and position in it."""
+"""A part of the state, and a position in it."""
 
 MODEL_FN_ARGUMENTS = ("features", "labels", "mode", "params", "config")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelFn:
-    """A user's function, called with those of its arguments that it declares."""
+    """A user's model_fn. It is called with those of `MODEL_FN_ARGUMENTS` that it declares."""
 
     function: Callable[..., Any]
     mode: str
     params: dict[str, Any]
-    config: Any
+    config: RunSettings
 
-    def __call__(self, batch: tuple[Any, ...]) -> IPUEstimatorSpec:
-        """Its spec for a batch of features, or of features and labels."""
+    def __call__(self, batch: tuple[Tree, ...]) -> IPUEstimatorSpec:
+        """The spec for a batch of features, or of features and labels."""
         declared = arguments(self.function)
         features, labels = batch if len(batch) == 2 else (batch[0], None)
         if self.mode == "infer":
             labels = None
         if labels is not None and "labels" not in declared:
             raise ValueError(
-                "input_fn gives labels, but model_fn has no argument `labels`. Add it, or give features only."
+                "input_fn yields labels, but model_fn has no argument `labels`. Add it, or yield only features."
             )
-        # The caller's dicts stay as they are, whatever model_fn does to its own.
+        # model_fn gets copies, so that it cannot change the caller's dicts.
         given = {"mode": self.mode, "params": dict(self.params), "config": self.config, "labels": labels}
         given = {name: value for name, value in given.items() if name in declared}
         return checked(self.function(jax.tree.map(lambda a: a, features), **given), self.mode)
@@ -65,30 +67,34 @@ def arguments(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 class ModelFnTrace(Ledger):
-    """One call of model_fn, and what it registered on the way."""
+    """One call of model_fn, and what it registers while it runs."""
 
-    def __init__(self, bind: Callable[[Made, int], Any], global_step: Any, training: bool) -> None:
+    def __init__(self, bind: Callable[[Made, int], Array], global_step: Array, training: bool) -> None:
         super().__init__(bind, self.minimize, training)
         self.global_step = global_step
         self.logs: list[tuple[Any, Tree]] = []
         self._changed: set[int] = set()
 
-    def add_update(self, update: tuple[Any, Any]) -> None:
-        """Keep a variable's new value, and that it has one."""
+    def add_update(self, update: tuple[keras.Variable, Array]) -> None:
+        """Keep a variable's new value, and remember that it changed."""
         super().add_update(update)
         self._changed.add(id(update[0]))
 
-    def changed(self, variables: Iterable[Any]) -> bool:
+    def changed(self, variables: Iterable[keras.Variable]) -> bool:
         """Whether any of these variables was assigned to."""
         return any(id(variable) in self._changed for variable in variables)
 
     def minimize(
-        self, optimizer: Any, loss: Any, global_step: Any = None, var_list: Iterable[Any] | None = None
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        loss: Array,
+        global_step: object = None,
+        var_list: Iterable[keras.Variable] | None = None,
     ) -> TrainOp:
-        """What `optimizer.minimize(loss)` does inside model_fn: build the optimizer and note what to do."""
+        """What `optimizer.minimize(loss)` does inside model_fn: build the optimizer and return a record."""
         if global_step is not None:
             raise ValueError(
-                "`minimize` was given `global_step`, which the estimator counts by itself. Leave the argument out."
+                "`minimize` was given `global_step`, which the estimator counts itself. Leave this argument out."
             )
         known = {id(m.variable) for m in self.made if m.kind == "weight"}
         variables = [m.variable for m in self.made if m.kind == "weight" and m.variable.trainable]
@@ -96,7 +102,7 @@ class ModelFnTrace(Ledger):
             variables = list(var_list)
         if not variables or not known.issuperset(map(id, variables)):
             raise ValueError(
-                f"`minimize` has {len(variables)} variables to train, of {len(known)} that model_fn made before. Make "
+                f"`minimize` has {len(variables)} variables to train, and model_fn made {len(known)} before it. Make "
                 "the layers inside model_fn, and call them before `minimize`."
             )
         if not optimizer.built:
@@ -105,32 +111,32 @@ class ModelFnTrace(Ledger):
 
 
 def current_trace(what: str) -> ModelFnTrace:
-    """The call of model_fn that is going on, or an error about `what`."""
+    """The call of model_fn that is in progress; raises an error about `what` if there is none."""
     trace = current_ledger()
     if not isinstance(trace, ModelFnTrace):
-        raise RuntimeError(f"{what} belongs into a model_fn, but none is being called here.")
+        raise RuntimeError(f"{what} was called outside of a model_fn. Call it inside.")
     return trace
 
 
-def get_global_step() -> Any:
+def get_global_step() -> Array:
     """The number of steps (micro-batches of one replica) trained so far. For use inside model_fn."""
     return current_trace("`get_global_step`").global_step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DiscoveredModel:
-    """What is known of a model_fn in one mode for one shape of batch: its variables and where their values live."""
+    """What a trace of model_fn found, in one mode and for one shape of batch: variables and where their values live."""
 
     mode: str
     made: tuple[Made, ...]
     names: tuple[str, ...]
-    """The paths of `made`; where one is used twice, a number is added."""
+    """The paths of `made`, with a number added to those that occur more than once."""
     slots: tuple[Slot | None, ...]
-    """Where the value of each variable lives; None for those that begin anew in each step."""
+    """Where the value of each variable lives; None for those that start from their initial value in each step."""
     counters: int
-    """How many of the first `non_trainable` values count steps: one for each part of the model that runs by itself."""
+    """How many values count steps, at the start of `non_trainable`: one per part of the model that runs separately."""
     spec: Any
-    """With dead tensors: for its functions and hooks."""
+    """For its functions and hooks only. Its tensors belong to a trace that is over."""
     optimizer: Any
     log_hooks: tuple[Any, ...]
 
@@ -144,7 +150,7 @@ class DiscoveredModel:
         return [(name, made) for _, name, made in sorted(found, key=lambda entry: entry[0])]
 
     def check(self, made: Made | None, number: int) -> None:
-        """Raise if variable `number` is another one than when model_fn was called before, or not there."""
+        """Raise if variable `number` is missing, or differs from the one in the previous call of model_fn."""
         before = self.made[number] if number < len(self.made) else None
         if made is None or before is None or describe(before) != describe(made):
             raise _differs(f"variable {number}", describe(before), describe(made), "when it was called before")
@@ -152,26 +158,27 @@ class DiscoveredModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WholeModel(DiscoveredModel):
-    """The plan for a model_fn that computes everything itself, from a batch."""
+    """A model_fn that computes everything itself, from a batch."""
 
     model_fn: ModelFn
 
     def run(self, state: State, batch: Tree, inside: Callable[[IPUEstimatorSpec, ModelFnTrace], Any]) -> Any:
-        """Call model_fn with the values in `state`, then `inside` while its variables have them still."""
+        """Call model_fn with the values in `state`; return what `inside` computes before they are released."""
 
-        def bind(made: Made, number: int) -> Any:
+        def bind(made: Made, number: int) -> Array:
             self.check(made, number)
             slot = self.slots[number]
-            return self.made[number].initial() if slot is None else getattr(state, slot[0])[slot[1]]
+            value: Array = self.made[number].initial() if slot is None else getattr(state, slot[0])[slot[1]]
+            return value
 
-        with unseeded(), ModelFnTrace(bind, state.non_trainable[0], self.mode == "train") as trace:
-            spec = called(self.model_fn, batch, trace)
+        with keeping_random_state(), ModelFnTrace(bind, state.non_trainable[0], self.mode == "train") as trace:
+            spec = call_model_fn(self.model_fn, batch, trace)
             if len(trace.made) < len(self.made):
                 self.check(None, len(trace.made))
             return inside(spec, trace)
 
     def after(self, trace: ModelFnTrace, part: str, state: State) -> list[Any]:
-        """The values of a part of the state after model_fn."""
+        """A part of the state, as model_fn has left it."""
         values = list(getattr(state, part))
         for made, slot in zip(trace.made, self.slots, strict=True):
             if slot is not None and slot[0] == part:
@@ -180,8 +187,8 @@ class WholeModel(DiscoveredModel):
 
 
 @contextlib.contextmanager
-def unseeded(seed: int | None = None) -> Iterator[None]:
-    """Making layers draws seeds, which nobody uses in a later call; with a `seed`, they depend on nothing else."""
+def keeping_random_state(seed: int | None = None) -> Iterator[None]:
+    """Restore Python's random state afterwards, because making layers draws seeds. With a `seed`, start from that."""
     before = random.getstate()
     if seed is not None:
         random.seed(seed)
@@ -192,13 +199,13 @@ def unseeded(seed: int | None = None) -> Iterator[None]:
 
 
 def describe(made: Made | None) -> str:
-    """A variable in words."""
+    """A variable in words, for errors."""
     return "missing" if made is None else f"{made.path!r} {made.dtype}{list(made.shape)}"
 
 
 def check_same_weights(mine: DiscoveredModel, other: DiscoveredModel) -> None:
-    """An error that names the first weight in which model_fn differs between two modes."""
-    pairs = [[m for m in plan.made if m.kind == "weight"] for plan in (mine, other)]
+    """Raise if model_fn makes different weights in two modes. The error names the first difference."""
+    pairs = [[m for m in model.made if m.kind == "weight"] for model in (mine, other)]
     for number in range(max(map(len, pairs))):
         a, b = (describe(made[number]) if number < len(made) else "missing" for made in pairs)
         if a != b:
@@ -206,30 +213,32 @@ def check_same_weights(mine: DiscoveredModel, other: DiscoveredModel) -> None:
 
 
 class OtherVariablesError(ValueError):
-    """model_fn made other variables than before."""
+    """model_fn did not make the same variables as before."""
 
 
 def _differs(what: str, before: str, now: str, when: str, here: str = "now") -> OtherVariablesError:
     return OtherVariablesError(
-        f"model_fn makes other variables each time: {what} was {before} {when} and is {now} {here}. Make the same "
-        "layers in the same order in every mode, for features of the same shape."
+        f"model_fn does not always make the same variables: {what} was {before} {when} and is {now} {here}. Make the "
+        "same layers in the same order in every mode, for features of the same shape."
     )
 
 
 def discover(
     model_fn: ModelFn, batch: Tree, replicas: Replicas, seed: int | None, counters: int = 1
 ) -> tuple[WholeModel, Tree]:
-    """Learn what model_fn makes for batches like this one; also gives the shapes of its results.
+    """What model_fn makes for batches like this one, and the shapes of its results.
 
-    With a `seed`, the initial values depend on nothing else.
+    With a `seed`, the initial values depend only on that.
     """
 
     def probe(batch: Tree) -> tuple[WholeModel, Tree]:
         with ModelFnTrace(zeros, jnp.int32(0), model_fn.mode == "train") as trace:
-            spec = called(model_fn, batch, trace)
+            spec = call_model_fn(model_fn, batch, trace)
             op = train_op_of(spec) if model_fn.mode == "train" else None
             metrics = [v for metric in metrics_of(spec).values() for v in metric.variables]
-            facts = learned(trace, model_fn.mode, spec, op, metrics if model_fn.mode == "eval" else (), counters)
+            facts = discovered_fields(
+                trace, model_fn.mode, spec, op, metrics if model_fn.mode == "eval" else (), counters
+            )
             tensors = spec.eval_metrics[1] if spec.eval_metrics else spec.host_call[1] if spec.host_call else ()
             return WholeModel(**facts, model_fn=model_fn), ([t for _, t in trace.logs], tensors, spec.predictions)
 
@@ -239,31 +248,36 @@ def discover(
 def probed(
     probe: Callable[[Tree], tuple[AnyModel, Tree]], batch: Tree, replicas: Replicas, seed: int | None
 ) -> tuple[AnyModel, Tree]:
-    """The plan that `probe` gives for a traced batch, and the shapes of the tensors that it gives besides."""
+    """The model that `probe` returns for a traced batch, and the shapes of the tensors it returns with it."""
     found: list[AnyModel] = []
 
     def shapes(batch: Tree) -> Tree:
-        plan, tensors = probe(batch)
-        found.append(plan)
+        model, tensors = probe(batch)
+        found.append(model)
         return tensors
 
-    with tracing(), contextlib.nullcontext() if seed is None else unseeded(seed):
+    with tracing(), contextlib.nullcontext() if seed is None else keeping_random_state(seed):
         tensors = jax.eval_shape(replicas.program(shapes, (None,), None), batch)
     for made in found[-1].made:
         if made.kind == "optimizer" and made.shape == ():
-            made.variable.assign(made.initial())  # an optimizer is asked for its learning rate when a twin is made
+            made.variable.assign(made.initial())  # making an optimizer's twin reads its learning rate
     return found[-1], tensors
 
 
-def zeros(made: Made, _: int) -> Any:
-    """In place of a value that nobody needs."""
+def zeros(made: Made, _: int) -> Array:
+    """A placeholder for a value that does not matter."""
     return jnp.zeros(made.shape, made.dtype)
 
 
-def learned(
-    trace: ModelFnTrace, mode: str, spec: Any, op: TrainOp | None, metrics: Sequence[Any] = (), counters: int = 1
+def discovered_fields(
+    trace: ModelFnTrace,
+    mode: str,
+    spec: object,
+    op: TrainOp | None,
+    metrics: Sequence[keras.Variable] = (),
+    counters: int = 1,
 ) -> dict[str, Any]:
-    """The fields of the `DiscoveredModel` of a traced model_fn."""
+    """The fields of `DiscoveredModel`, from a trace of model_fn."""
     trained = op.variables if op else [m.variable for m in trace.made if m.kind == "weight" and m.variable.trainable]
     rest = [m.variable for m in trace.made if m.kind in ("weight", "seed") and not _is_in(m.variable, trained)]
     parts: dict[str, Sequence[Any]] = {
@@ -286,15 +300,15 @@ def learned(
 
 
 def metrics_of(spec: IPUEstimatorSpec) -> dict[str, Any]:
-    """The Keras metrics of an evaluation, by the name they are reported under."""
+    """The Keras metrics of an evaluation, by the names under which they are reported."""
     pairs = ((name, m[0] if isinstance(m, tuple) else m) for name, m in (spec.eval_metric_ops or {}).items())
     return {name: metric for name, metric in pairs if hasattr(metric, "update_state")}
 
 
-def called(model_fn: ModelFn, batch: Tree, trace: ModelFnTrace) -> IPUEstimatorSpec:
-    """What model_fn gives for a batch, with all variables made: some metrics make theirs when they see the first one.
+def call_model_fn(model_fn: ModelFn, batch: Tree, trace: ModelFnTrace) -> IPUEstimatorSpec:
+    """What model_fn returns for a batch. In an evaluation, its metrics are updated too.
 
-    Only an evaluation counts metrics.
+    Afterwards all variables exist: some metrics make theirs in their first update.
     """
     spec = model_fn(batch)
     if model_fn.mode == "eval":
@@ -303,18 +317,18 @@ def called(model_fn: ModelFn, batch: Tree, trace: ModelFnTrace) -> IPUEstimatorS
 
 
 def _update_metrics(spec: IPUEstimatorSpec, trace: ModelFnTrace) -> None:
-    """Show the batch to those metrics that are given with their arguments; the others have seen it in model_fn."""
+    """Update the metrics that come as tuples with their arguments. model_fn must have updated the others."""
     for name, entry in (spec.eval_metric_ops or {}).items():
         if isinstance(entry, tuple):
             entry[0].update_state(*entry[1:])
         elif hasattr(entry, "update_state") and not trace.changed(entry.variables):
             raise ValueError(
                 f"model_fn did not update the metric {name!r}. Call its `update_state(y_true, y_pred)`, or give "
-                "`(metric, y_true, y_pred)` in its place."
+                "`(metric, y_true, y_pred)` instead."
             )
 
 
-def _is_in(variable: Any, variables: Iterable[Any]) -> bool:
+def _is_in(variable: keras.Variable, variables: Iterable[keras.Variable]) -> bool:
     return any(variable is v for v in variables)
 
 
@@ -327,6 +341,6 @@ def _unique(paths: list[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def initial_values(plan: DiscoveredModel, part: str) -> dict[str, np.ndarray]:
-    """The values that the variables of a part begin with, by name."""
-    return {name: np.asarray(made.initial()) for name, made in plan.in_part(part)}
+def initial_values(model: DiscoveredModel, part: str) -> dict[str, np.ndarray]:
+    """The initial values of the variables in a part of the state, by name."""
+    return {name: np.asarray(made.initial()) for name, made in model.in_part(part)}

@@ -1,4 +1,4 @@
-"""What a user sees of a run: log lines, TensorBoard event files, and the facts about its programs."""
+"""What a user sees of a run: log lines, TensorBoard event files, and facts about its programs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from openipu.engine.core.operation_count import COUNTED
 from openipu.engine.loop.loop import Loop
+from openipu.engine.types import Array
 
 import numpy as np
 
@@ -19,15 +20,15 @@ log = logging.getLogger("openipu")
 
 
 FLUSH_SECONDS = 10
-"""How long numbers may wait until a TensorBoard that looks on sees them."""
+"""How long numbers may wait before a running TensorBoard sees them."""
 
 
 class Summaries:
-    """Scalars in a TensorBoard event file, made when the first one is written.
+    """Scalars in a TensorBoard event file, which is created when the first one is written.
 
-    When they cannot be written (the disk is full), that is reported once in the log, and the run goes on without them.
-    They are written here and now: tensorboardX' own writer does it in a thread, which would die of such an error, and
-    then waits for it forever.
+    If they cannot be written (for example because the disk is full), the log says so once and the run goes on without
+    them. They are written in the calling thread: tensorboardX's own writer uses a thread of its own, which would die of
+    such an error, and then waits for it forever.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,11 +38,11 @@ class Summaries:
         self._flushed = 0.0
 
     def prepare(self) -> None:
-        """Load what writing takes, which is slow, so that it is no part of any step's time."""
+        """Import the slow modules that writing needs, so that this does not count as time of a step."""
         import tensorboardX  # noqa: F401
 
     def write(self, step: int, scalars: Mapping[str, Any]) -> None:
-        """Write those values that are single numbers."""
+        """Write the values that are single numbers."""
         numbers = {name: float(v) for name, v in scalars.items() if np.ndim(v) == 0 and not isinstance(v, str)}
         if not numbers or self._failed:
             return
@@ -51,7 +52,7 @@ class Summaries:
             self._give_up(error)
 
     def close(self) -> None:
-        """Have everything on disk."""
+        """Write everything to disk."""
         writer, self._writer = self._writer, None
         if writer is not None:
             try:
@@ -68,7 +69,7 @@ class Summaries:
         events = [Event(wall_time=now, step=step, summary=scalar(name, value)) for name, value in numbers.items()]
         if self._writer is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            # TensorBoard reads files in the order of their names, which also tell two runs within a second apart.
+            # TensorBoard reads files in the order of their names. Nanoseconds tell apart two runs in the same second.
             name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{time.time_ns()}"
             self._writer = RecordWriter(str(self._folder / name))
             events.insert(0, Event(wall_time=now, file_version="brain.Event:2"))
@@ -86,7 +87,7 @@ class Summaries:
 
 
 class Progress:
-    """Log lines and summaries of a training run. Losses are looked at one execution late, so nothing waits for them."""
+    """Log lines and summaries of a training run. Losses are read one execution late, so that nothing waits for them."""
 
     def __init__(self, summaries: Summaries, begin: int, log_steps: int | None, summary_steps: int | None) -> None:
         self._summaries = summaries
@@ -94,10 +95,10 @@ class Progress:
         self._last = dict.fromkeys(self._every, begin)
         self._clock = dict.fromkeys(self._every, time.monotonic())
         self._begin = begin
-        self._waiting: tuple[int, Any] | None = None
+        self._waiting: tuple[int, Array] | None = None
 
-    def note(self, step: int, loss: Any) -> None:
-        """An execution that ended at `step` was launched."""
+    def note(self, step: int, loss: Array) -> None:
+        """Take note of a launched execution that ends at `step`, and show the one before."""
         self._show()
         self._waiting = step, loss
 
@@ -125,22 +126,22 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ProgramFacts:
-    """One compiled program, by the numbers of one device."""
+    """The facts about one compiled program, in numbers of one device."""
 
     compile_seconds: float
     before: bool
-    """Whether an earlier run had compiled it."""
+    """Whether an earlier run compiled it."""
     cached: bool
-    """Whether it came from the cache of compiled programs."""
+    """Whether it came from the program cache."""
     operations: float
-    """Of one step: a micro-batch, and its share of an update."""
+    """Of one step: a micro-batch and its share of an update."""
     accessed: float
-    """Bytes read and written, as XLA counts them: the body of each loop once."""
+    """Bytes read and written, as XLA counts them: the body of each loop only once."""
     memory: tuple[tuple[str, int], ...]
-    """Bytes, by kind, as far as the compiler tells them."""
+    """Bytes by kind. Kinds that the compiler does not report are left out."""
 
     def lines(self) -> list[str]:
-        """The facts as a table."""
+        """The facts as the lines of a table."""
         first = f"compiled before, in {self.compile_seconds:.3f} s" if self.before else f"{self.compile_seconds:.3f} s"
         return [
             f"  compile time          {first}",
@@ -153,37 +154,37 @@ class ProgramFacts:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Steps whose time was measured, from the end of the launch before them to the end of the last one."""
+    """Steps that were timed, from the end of the launch before them to the end of the last one."""
 
     steps: int
     seconds: float
     after_first: bool
-    """False where there was only one launch, which then was measured itself."""
+    """False if there was only one launch, whose own time is given then."""
 
     def text(self) -> str:
-        """Time per step."""
+        """The time per step, in words."""
         which = "after the first launch" if self.after_first else "of the only launch"
         return f"{1e3 * self.seconds / max(self.steps, 1):.3f} ms (mean of {self.steps} steps {which})"
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """One call of `train`, `evaluate` or `predict`."""
+    """The facts about one call of `train`, `evaluate` or `predict`."""
 
     name: str
     platform: str
     replicas: int
     devices: int
-    """Of one replica."""
+    """Devices of one replica."""
     programs: tuple[ProgramFacts, ...]
     launches: int
     steps: int
     """Micro-batches of one replica."""
     seconds: float
-    """Without compilation."""
+    """Duration without compilation."""
     timed: Timed
     feed_seconds: float
-    """Spent on the host building the batches of executions."""
+    """Time that the host spent on building the batches of executions."""
 
     def text(self) -> str:
         """The facts as a table."""
@@ -201,7 +202,7 @@ class RunFacts:
 
 
 def program_facts(loop: Loop, known: int) -> tuple[ProgramFacts, ...]:
-    """The facts about a loop's programs, of which the first `known` were there before this run."""
+    """The facts about a loop's programs. The first `known` of them existed before this run."""
     return tuple(
         ProgramFacts(
             program.compile_seconds,
@@ -215,8 +216,8 @@ def program_facts(loop: Loop, known: int) -> tuple[ProgramFacts, ...]:
     )
 
 
-def _memory(analysis: Any) -> tuple[tuple[str, int], ...]:
+def _memory(analysis: object) -> tuple[tuple[str, int], ...]:
     kinds = {"arguments": "argument", "results": "output", "reused": "alias", "temporary": "temp"}
     found = [(kind, getattr(analysis, f"{name}_size_in_bytes", None)) for kind, name in kinds.items()]
-    code = getattr(analysis, "generated_code_size_in_bytes", None) or None  # no program takes 0 bytes
+    code = getattr(analysis, "generated_code_size_in_bytes", None) or None  # 0 bytes means unknown
     return tuple((kind, int(size)) for kind, size in [*found, ("program", code)] if size is not None)

@@ -1,14 +1,14 @@
-"""One call of train, evaluate or predict of an estimator: what happens around each launch.
+"""One call of an estimator's train, evaluate or predict: what happens around each launch.
 
-Who does what: the engine's feed cuts the data and its loop launches it. Here, hooks are called, steps are counted, and
-while training, results are delivered and checkpoints saved.
+Who does what: the engine's feed cuts the data into slabs and its loop launches them. This module calls the hooks and
+counts the steps. While training, it also delivers results and saves checkpoints.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,11 +25,12 @@ import jax
 import numpy as np
 
 from . import saved_state as saving
-from .hooks import CheckpointSaverListener, Hooks
+from .hooks import CheckpointSaverListener, Hooks, SessionRunHook
 from .model_steps import ModelProgram
 from .model_trace import OtherVariablesError
 from .outbox import steps_first
 from .progress import Progress, RunFacts, Summaries, Timed, program_facts
+from .run_settings import RunSettings
 from .saved_state import Saved
 from .specs import IPUEstimatorSpec
 
@@ -37,32 +38,38 @@ log = logging.getLogger("openipu")
 
 
 class _Mark(NamedTuple):
-    """How far a run has come, by a clock that stands still while programs are compiled."""
+    """How far a run has come, on a clock that stops while programs are compiled."""
 
     steps: int
     seconds: float
 
 
 class Run:
-    """One call of `train`, `evaluate` or `predict`: the state and what happens around each launch."""
+    """One call of `train`, `evaluate` or `predict`: its state, and what happens around each launch."""
 
     def __init__(
-        self, program: ModelProgram, start: Saved, hooks: list[Any], feed: Feed, model_dir: Path, config: Any
+        self,
+        program: ModelProgram,
+        start: Saved,
+        hooks: Sequence[SessionRunHook],
+        feed: Feed,
+        model_dir: Path,
+        config: RunSettings,
     ) -> None:
         self.program, self._model_dir, self._config = program, model_dir, config
         self.global_step, self.steps, self._launches = start.global_step, 0, 0
         self._state: State = saving.restored(program, start, f"the checkpoint in {model_dir}")
-        self.hooks = Hooks([*hooks, *program.plan.spec.hooks])
+        self.hooks = Hooks([*hooks, *program.model.spec.hooks])
         self._feed = _TimedFeed(feed.source, feed.width)
-        self._shapes: list[str] | None = None  # of the arrays in the first batch
+        self._shapes: list[str] | None = None  # the arrays of the first batch
 
     @property
     def mode(self) -> str:
-        """What model_fn was called for."""
-        return self.program.plan.mode
+        """The mode in which model_fn was called: "train", "eval" or "infer"."""
+        return self.program.model.mode
 
     def launched(self) -> Iterator[list[Result]]:
-        """The results of each launch, with the hooks called around it."""
+        """Yield the results of each launch, and call the hooks around it."""
         reported, known = self._config.ipu_run_config.compile_summary, len(self.program.loop.programs)
         began = first = self._mark()
         self.hooks.begin(self.global_step)
@@ -70,7 +77,7 @@ class Run:
             self._launches += 1
             self._count(launched.slab)
             results = launched.results
-            del launched  # it holds the slab, whose memory the next one needs
+            del launched  # it keeps the slab alive, and the next slab needs its memory
             self.hooks.context.global_step = self.global_step
             yield results
             self.hooks.after_run(self.global_step, _fetches(results))
@@ -93,16 +100,16 @@ class Run:
         except OtherVariablesError as error:
             if _shapes(slab) == self._shapes:
                 raise
-            raise _unlike(self._shapes, slab) from error
+            raise _shapes_differ(self._shapes, slab) from error
         return results
 
     def _mark(self) -> _Mark:
-        """The steps and the time so far."""
+        """The number of steps and the time so far."""
         compiling = sum(program.compile_seconds for program in self.program.loop.programs.values())
         return _Mark(self.steps, time.monotonic() - compiling)
 
     def _facts(self, began: _Mark, first: _Mark, last: _Mark, known: int) -> RunFacts:
-        """The facts of a run with its first launch at `first`, in which all programs but `known` were compiled."""
+        """The facts about a run. Its first launch ended at `first`; the first `known` programs existed before it."""
         replicas, programs = self.program.place.replicas, program_facts(self.program.loop, known)
         several = last.steps > first.steps
         since = first if several else began
@@ -113,7 +120,7 @@ class Run:
         )  # fmt: skip
 
     def _write_report(self, facts: RunFacts) -> None:
-        """Write the facts of a run next to its checkpoints."""
+        """Write the facts about a run next to its checkpoints."""
         path = self._model_dir / f"{facts.name}_report.txt"
         try:
             self._model_dir.mkdir(parents=True, exist_ok=True)
@@ -132,12 +139,12 @@ class Training(Run):
         self,
         program: ModelProgram,
         start: Saved,
-        hooks: list[Any],
+        hooks: Sequence[SessionRunHook],
         feed: Feed,
         model_dir: Path,
-        config: Any,
+        config: RunSettings,
         checkpoints: Checkpoints,
-        listeners: list[CheckpointSaverListener],
+        listeners: Sequence[CheckpointSaverListener],
         target: int,
     ) -> None:
         super().__init__(program, start, hooks, feed, model_dir, config)
@@ -177,21 +184,21 @@ class Training(Run):
         self.global_step += -(-slab.steps // self.program.place.replicas.count)
         self._batches += slab.steps
         self._examples += _examples(slab)
-        if slab.has_tail and isinstance(self.program.spread, ReplicaLayout):
-            # Unlike that of stages, the program counts a smaller last batch as a step of its own.
+        if slab.has_tail and isinstance(self.program.layout, ReplicaLayout):
+            # The program has counted a smaller last batch as a step of its own. Programs with stages do not.
             step, *rest = self._state.non_trainable
             counted = jax.device_put(np.int32(self.global_step), step.sharding)
             self._state = self._state._replace(non_trainable=[counted, *rest])
 
     def _deliver(self, results: list[Result], summaries: Summaries) -> None:
-        """Give the tensors that left the program to those who asked for them."""
-        plan = self.program.plan
+        """Pass the tensors that left the program to the hooks and the `host_call` that asked for them."""
+        model = self.program.model
         for result in results:
             count, tensors = result.value["count"], result.value["tensors"]
-            for hook, sent in zip(plan.log_hooks, tensors[: len(plan.log_hooks)], strict=True):
+            for hook, sent in zip(model.log_hooks, tensors[: len(model.log_hooks)], strict=True):
                 hook.receive(count, sent)
-            if plan.spec.host_call is not None:
-                _call_host(plan.spec, steps_first(count, tensors[-1], False), self.global_step, summaries)
+            if model.spec.host_call is not None:
+                _call_host(model.spec, steps_first(count, tensors[-1], False), self.global_step, summaries)
 
     def _save(self, wait: bool = False) -> None:
         step = self.global_step
@@ -211,7 +218,7 @@ class Training(Run):
 
 
 class _TimedFeed(Feed):
-    """A feed that measures how long the building of slabs takes."""
+    """A feed that measures how long it takes to build slabs."""
 
     seconds = 0.0
 
@@ -228,27 +235,27 @@ class _TimedFeed(Feed):
 
 
 def _shapes(slab: Slab) -> list[str]:
-    """The arrays of a batch, with the examples as N."""
+    """The shapes of a batch's arrays, with N for the number of examples."""
     leaves, ahead = (jax.tree.leaves(slab.tail), 1) if slab.body is None else (jax.tree.leaves(slab.body), 3)
     return [f"({', '.join(map(str, ('N', *leaf.shape[ahead:])))})" for leaf in leaves]
 
 
 def _examples(slab: Slab) -> int:
-    """How many there are in a slab, over all replicas."""
+    """The number of examples in a slab, over all replicas."""
     full = slab.count * jax.tree.leaves(slab.body)[0].shape[2] if slab.count else 0
     return int(full + (jax.tree.leaves(slab.tail)[0].shape[0] if slab.has_tail else 0))
 
 
-def _unlike(shapes: list[str], slab: Slab) -> ValueError:
+def _shapes_differ(shapes: list[str], slab: Slab) -> ValueError:
     return ValueError(
-        f"input_fn gave batches of shape {', '.join(shapes)} first and of {', '.join(_shapes(slab))} now, for which "
-        "model_fn makes other weights. Give all batches the same shape but for the number of examples N: pad or cut "
-        "them in input_fn."
+        f"input_fn first yielded batches of shape {', '.join(shapes)} and now of {', '.join(_shapes(slab))}, for which "
+        "model_fn makes different weights. Give all batches the same shape, except for the number of examples N: pad "
+        "or crop them in input_fn."
     )
 
 
 def _fetches(results: list[Result]) -> Logs:
-    """What hooks can ask for of a launch. Its loss is that of its parts, by their steps."""
+    """What hooks can ask for after a launch. Its loss is the mean over its parts, weighted by their steps."""
     if not isinstance(results[0].value, dict) or "loss" not in results[0].value:
         return {}
     losses = [result.value["loss"] for result in results]
@@ -259,7 +266,7 @@ def _fetches(results: list[Result]) -> Logs:
 
 
 def _call_host(spec: IPUEstimatorSpec, tensors: list[Any], step: int, summaries: Summaries) -> None:
-    """Run a spec's host_call. A dict of numbers that it returns goes into the event file."""
+    """Call the function of a spec's `host_call`. If it returns a dict, its numbers go into the event file."""
     assert spec.host_call is not None
     value = spec.host_call[0](*tensors)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""State <-> checkpoints. A checkpoint names every variable, so it fits any number of replicas and any mode."""
+"""State <-> checkpoints. A checkpoint stores variables by name, so it fits any number of replicas and any mode."""
 
 from __future__ import annotations
 
@@ -11,34 +11,38 @@ from typing import Any
 
 from openipu.engine.checkpoint import Checkpoints
 from openipu.engine.core.state import State
+from openipu.engine.types import Array
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from .model_steps import ModelProgram
 from .model_trace import DiscoveredModel, initial_values
+from .variable_ledger import Made
 
 FOLDER = "checkpoints"
 Values = dict[str, Any]
+"""The values of variables, by name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Saved:
-    """The values of all variables by name, and how far training is."""
+    """The values of all variables by name, and how far training has come."""
 
     global_step: int = 0
     batches: int = 0
-    """Batches of the training data used so far, over all replicas."""
+    """Batches of training data used so far, over all replicas."""
     variables: Values = field(default_factory=dict)
-    """Weights and the states of random seeds, in the order they were made."""
+    """Weights and the states of seed generators, in the order in which they were made."""
     optimizer: Values = field(default_factory=dict)
     examples: int = 0
-    """Examples in these batches."""
+    """The number of examples in these batches."""
     batch_size: int = 0
-    """Examples in a full batch when it was saved; 0 where nobody knows."""
+    """The number of examples in a full batch at that time; 0 if unknown."""
 
     def tree(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """The content of a checkpoint."""
         return {
             "position": {
                 "global_step": self.global_step,
@@ -53,7 +57,7 @@ class Saved:
 
 
 def load(checkpoints: Checkpoints, step: int | None = None) -> Saved:
-    """A checkpoint, the newest intact one by default."""
+    """The checkpoint of `step`, by default the newest one that is intact."""
     _, tree = checkpoints.restore({"position": None, "order": "", "variables": None, "optimizer": None}, step)
     position, values = tree["position"], tree["variables"]
     ordered = {name: values[name] for name in tree["order"].split("\n")}
@@ -62,7 +66,7 @@ def load(checkpoints: Checkpoints, step: int | None = None) -> Saved:
 
 
 def locate(path: str | Path) -> tuple[Path, int | None]:
-    """The folder of checkpoints and the step that a path means: a model_dir, its checkpoints, or one of them."""
+    """The folder of checkpoints and the step that a path means: a model_dir, its checkpoint folder or a checkpoint."""
     folder = Path(path)
     if folder.name.isdecimal() and folder.parent.is_dir():
         return folder.parent, int(folder.name)
@@ -70,7 +74,7 @@ def locate(path: str | Path) -> tuple[Path, int | None]:
 
 
 def check_writable(model_dir: Path) -> None:
-    """Make the folder of a training run; raises where nothing could be saved in it at all."""
+    """Make the folder of a training run; raises if nothing can be saved in it."""
     try:
         model_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=model_dir):
@@ -79,52 +83,52 @@ def check_writable(model_dir: Path) -> None:
         # A full disk may have room again when it is time to save.
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise PermissionError(
-                f"`model_dir` is {str(model_dir)!r}, where nothing can be saved: {error}. Give a folder that can be "
-                "written, or change its permissions."
+                f"`model_dir` is {str(model_dir)!r}, where nothing can be saved: {error}. Give a writable folder, or "
+                "change its permissions."
             ) from None
 
 
-def fresh(plan: DiscoveredModel) -> Saved:
-    """Before the first step."""
-    variables = _in_order(plan, initial_values(plan, "trainable") | initial_values(plan, "non_trainable"))
-    return Saved(0, 0, variables, initial_values(plan, "optimizer"))
+def fresh(model: DiscoveredModel) -> Saved:
+    """The initial values, before the first step."""
+    variables = _in_order(model, initial_values(model, "trainable") | initial_values(model, "non_trainable"))
+    return Saved(0, 0, variables, initial_values(model, "optimizer"))
 
 
 def snapshot(program: ModelProgram, state: State, global_step: int, batches: int) -> Saved:
-    """The running state, by name."""
-    plan, whole = program.plan, program.spread.gather(state._replace(metrics=[]))
+    """The state of a running program, by name."""
+    model, whole = program.model, program.layout.gather(state._replace(metrics=[]))
     parts = {
-        part: dict(zip([name for name, _ in plan.in_part(part)], values, strict=True))
+        part: dict(zip([name for name, _ in model.in_part(part)], values, strict=True))
         for part, values in (
             ("trainable", whole.trainable),
-            ("non_trainable", whole.non_trainable[plan.counters :]),
+            ("non_trainable", whole.non_trainable[model.counters :]),
             ("optimizer", whole.optimizer),
         )
     }
-    variables = _in_order(plan, parts["trainable"] | parts["non_trainable"])
+    variables = _in_order(model, parts["trainable"] | parts["non_trainable"])
     return Saved(global_step, batches, variables, parts["optimizer"])
 
 
 def restored(program: ModelProgram, saved: Saved, where: str) -> State:
-    """The state of a program with saved values, on its devices."""
-    plan = program.plan
-    _check(plan, saved, where)
-    optimizer = [_value(saved.optimizer, name, made) for name, made in plan.in_part("optimizer")]
+    """The state of a program with saved values, on its devices. `where` names the source of the values in errors."""
+    model = program.model
+    _check(model, saved, where)
+    optimizer = [_value(saved.optimizer, name, made) for name, made in model.in_part("optimizer")]
     parts = {
-        part: [_value(saved.variables, name, made) for name, made in plan.in_part(part)]
+        part: [_value(saved.variables, name, made) for name, made in model.in_part(part)]
         for part in ("trainable", "non_trainable")
     }
-    steps = [jnp.asarray(saved.global_step, jnp.int32)] * plan.counters
+    steps = [jnp.asarray(saved.global_step, jnp.int32)] * model.counters
     state = State(parts["trainable"], [*steps, *parts["non_trainable"]], optimizer, program.metrics())
-    return program.spread.spread(state)
+    return program.layout.spread(state)
 
 
-def warm(plan: DiscoveredModel, begin: Saved, source: Saved, patterns: tuple[str, ...]) -> Saved:
-    """`begin` with those weights of another training run whose names match one; the optimizer starts anew."""
-    weights = {name: made for name, made in zip(plan.names, plan.made, strict=True) if made.kind == "weight"}
+def warm(model: DiscoveredModel, start: Saved, source: Saved, patterns: tuple[str, ...]) -> Saved:
+    """`start` with weights from `source` whose names match a pattern. The optimizer keeps its initial state."""
+    weights = {name: made for name, made in zip(model.names, model.made, strict=True) if made.kind == "weight"}
     for pattern in patterns:
         if not any(re.search(pattern, name) for name in weights):
-            raise ValueError(f"No weight of model_fn matches {pattern!r}. They are called {', '.join(weights)}.")
+            raise ValueError(f"No weight of model_fn matches {pattern!r}. Its weights are called {', '.join(weights)}.")
     chosen = [name for name in weights if any(re.search(pattern, name) for pattern in patterns)]
     for name in chosen:
         found = source.variables.get(name)
@@ -135,19 +139,19 @@ def warm(plan: DiscoveredModel, begin: Saved, source: Saved, patterns: tuple[str
                 "Choose other weights with `WarmStartSettings(vars_to_warm_start=...)`."
             )
     return Saved(
-        variables=begin.variables | {name: source.variables[name] for name in chosen}, optimizer=begin.optimizer
+        variables=start.variables | {name: source.variables[name] for name in chosen}, optimizer=start.optimizer
     )
 
 
-def _value(values: Values, name: str, made: Any) -> Any:
-    """The saved value; a random seed that only this mode has begins anew."""
+def _value(values: Values, name: str, made: Made) -> Array:
+    """The saved value. A seed that was not saved, because only this mode has it, gets its initial value."""
     return jnp.asarray(values[name] if name in values else made.initial())
 
 
-def _check(plan: DiscoveredModel, saved: Saved, where: str) -> None:
-    """Every weight, and in training the optimizer's variables, must be there in the same order."""
-    seeds = {name for name, made in zip(plan.names, plan.made, strict=True) if made.kind == "seed"}
-    mine = {name: made for name, made in zip(plan.names, plan.made, strict=True) if made.kind == "weight"}
+def _check(model: DiscoveredModel, saved: Saved, where: str) -> None:
+    """Raise unless `saved` has the same weights in the same order and, in training, the same optimizer variables."""
+    seeds = {name for name, made in zip(model.names, model.made, strict=True) if made.kind == "seed"}
+    mine = {name: made for name, made in zip(model.names, model.made, strict=True) if made.kind == "weight"}
     theirs = [name for name, value in saved.variables.items() if name not in seeds and not _is_seed(name, value)]
     for number in range(max(len(mine), len(theirs))):
         name, made = list(mine.items())[number] if number < len(mine) else (None, None)
@@ -157,21 +161,21 @@ def _check(plan: DiscoveredModel, saved: Saved, where: str) -> None:
             here = "missing" if made is None else f"{name!r} {list(made.shape)}"
             found = "missing" if there is None or shape is None else f"{there!r} {list(shape)}"
             raise ValueError(
-                f"model_fn makes other variables than those in {where}: weight {number} is {found} there and {here} "
-                f"for {plan.mode!r}. Make the same layers in the same order, or use another `model_dir`."
+                f"model_fn makes different variables than {where} has: weight {number} is {found} there and {here} "
+                f"for {model.mode!r}. Make the same layers in the same order, or use another `model_dir`."
             )
-    slots = dict(plan.in_part("optimizer"))
+    slots = dict(model.in_part("optimizer"))
     for name in [*slots, *(saved.optimizer if slots else ())]:
         if name not in saved.optimizer or name not in slots or np.shape(saved.optimizer[name]) != slots[name].shape:
             raise ValueError(
-                f"The optimizer of model_fn is another one than in {where}: the first difference is {name!r}. Use the "
-                "same optimizer, another `model_dir`, or `warm_start_from` to take over the weights only."
+                f"The optimizer of model_fn differs from that of {where}: the first difference is {name!r}. Use the "
+                "same optimizer, another `model_dir`, or `warm_start_from` to take over only the weights."
             )
 
 
-def _is_seed(name: str, value: Any) -> bool:
+def _is_seed(name: str, value: ArrayLike) -> bool:
     return name.rpartition("/")[2].startswith("seed_generator_state") and np.shape(value) == (2,)
 
 
-def _in_order(plan: DiscoveredModel, values: Values) -> Values:
-    return {name: values[name] for name in plan.names if name in values}
+def _in_order(model: DiscoveredModel, values: Values) -> Values:
+    return {name: values[name] for name in model.names if name in values}

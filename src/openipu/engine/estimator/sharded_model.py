@@ -1,4 +1,4 @@
-"""`WholeModel` -> `ModelProgram` on several devices per replica: model_fn is cut into stages by itself."""
+"""`WholeModel` -> `ModelProgram` on several devices per replica: model_fn is cut into stages automatically."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from openipu.engine.pipeline.partition.program_cut import (
 )
 from openipu.engine.pipeline.runtime.stage_function import specs_of
 from openipu.engine.schedule.schedules import Sequential
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import jax
+import keras
 import numpy as np
 
 from .model_steps import ModelProgram, infer_step, on_host, train_forward, train_outcome
@@ -40,47 +41,52 @@ log = logging.getLogger("openipu")
 
 
 def make_sharded_program(
-    plan: WholeModel, batch: Tree, place: Placement, options: Options, outbox: Outbox, name: str
+    model: WholeModel, batch: Tree, place: Placement, options: Options, outbox: Outbox, name: str
 ) -> ModelProgram:
-    """Everything but the compilation. One micro-batch at a time goes through the devices of a replica."""
-    mode, replicas = ENGINE_MODE[plan.mode], place.replicas
+    """A program in which one micro-batch at a time passes through the devices of a replica.
+
+    It is compiled at its first launch.
+    """
+    mode, replicas = ENGINE_MODE[model.mode], place.replicas
     if mode == "train":
-        forward = train_forward(plan, outbox)
+        forward = train_forward(model, outbox)
         outcome, metrics = train_outcome(replicas, outbox)
     else:
-        step, metrics = infer_step(plan, place)
+        step, metrics = infer_step(model, place)
         forward, outcome = _inferring(step.micro), step.outcome
     if options.updates.offload_optimizer:
         validate.no_effect({"offload_weight_update_variables": "each device keeps the state of its own weights"})
     variables = (
-        [made.variable for _, made in plan.in_part("trainable")],
+        [made.variable for _, made in model.in_part("trainable")],
         [
-            *[jax.ShapeDtypeStruct((), np.int32)] * plan.counters,
-            *(made.variable for _, made in plan.in_part("non_trainable")),
+            *[jax.ShapeDtypeStruct((), np.int32)] * model.counters,
+            *(made.variable for _, made in model.in_part("non_trainable")),
         ],
     )
-    optimizer = list(plan.optimizer.variables) if plan.optimizer is not None else []
+    optimizer = list(model.optimizer.variables) if model.optimizer is not None else []
     weights, others, slots = ([_shape(v) for v in part] for part in (*variables, optimizer))
     active = jax.ShapeDtypeStruct((), bool)
     shapes = FunctionInputs(weights, others, slots, active, specs_of(batch), jax.eval_shape(metrics))
-    layers = _layers(plan)
+    layers = _layers(model)
     begins = choose(trace(_whole(forward, None), shapes), layers, replicas.each)
-    cut = Cut(_whole(forward, place), shapes, plan.counters, layers, begins)
+    cut = Cut(_whole(forward, place), shapes, model.counters, layers, begins)
     used_weights, used_state = _probed(cut, batch, place)
-    log.info("model_fn is cut into %d parts, which begin with %s", replicas.each, _names(plan, layers, begins))
+    log.info("model_fn is cut into %d parts, which begin with %s", replicas.each, _names(model, layers, begins))
     staged = ModelInStages(
         StageVariables(variables[0], used_weights),
         StageVariables(variables[1], used_state),
-        plan.optimizer,
-        lambda common: cut.stages(batch, common, gradient_map(plan.optimizer, common)),
+        model.optimizer,
+        lambda common: cut.stages(batch, common, gradient_map(model.optimizer, common)),
     )
     pipelining = Pipelining(Sequential(), updates=options.updates).for_stages(replicas.each, mode == "train")
-    loop, spread = make_loop(f"{name}_{mode}", outcome, staged, pipelining, place)
-    return ModelProgram(plan, loop, spread, place, options, metrics, on_host(plan))
+    loop, layout = make_loop(f"{name}_{mode}", outcome, staged, pipelining, place)
+    return ModelProgram(model, loop, layout, place, options, metrics, on_host(model))
 
 
-def _inferring(micro: Callable[..., Any]) -> Forward:
-    def forward(state: State, batch: Tree) -> tuple[Any, State, Any]:
+def _inferring(micro: Callable[..., tuple[State, list[Array], Tree]]) -> Forward:
+    """The forward pass of a step without training: there is no loss to differentiate."""
+
+    def forward(state: State, batch: Tree) -> tuple[None, State, Tree]:
         new, _, result = micro(state, batch)
         return None, new, result
 
@@ -88,7 +94,7 @@ def _inferring(micro: Callable[..., Any]) -> Forward:
 
 
 def _whole(forward: Forward, place: Placement | None) -> WholeFunction:
-    """What a model_fn computes, on one of the replicas of `place`."""
+    """Everything that model_fn computes, on one of the replicas of `place`."""
 
     def whole(inputs: FunctionInputs) -> FunctionOutputs:
         state = State(inputs.weights, inputs.state, inputs.optimizer, inputs.metrics)
@@ -104,7 +110,7 @@ def _whole(forward: Forward, place: Placement | None) -> WholeFunction:
 
 
 def _probed(cut: Cut, batch: Tree, place: Placement) -> Any:
-    """The variables of each stage; the function is traced where the axes of replicas have names."""
+    """The variables that each stage uses, found by tracing inside a program, where the replica axes have names."""
     found: list[Any] = []
 
     def probe(batch: Tree) -> None:
@@ -114,20 +120,21 @@ def _probed(cut: Cut, batch: Tree, place: Placement) -> Any:
     return found[-1]
 
 
-def _layers(plan: WholeModel) -> tuple[Layer, ...]:
-    """The variables of each layer, by the names of the layers."""
+def _layers(model: WholeModel) -> tuple[Layer, ...]:
+    """The numbers of each layer's variables. Variables belong to the same layer if their paths do."""
     found: dict[str, tuple[list[int], list[int]]] = {}
-    for kind, (part, first) in enumerate((("trainable", 0), ("non_trainable", plan.counters))):
-        for number, (_, made) in enumerate(plan.in_part(part), first):
+    for kind, (part, first) in enumerate((("trainable", 0), ("non_trainable", model.counters))):
+        for number, (_, made) in enumerate(model.in_part(part), first):
             found.setdefault(made.path.rpartition("/")[0] or made.path, ([], []))[kind].append(number)
     return tuple((tuple(weights), tuple(state)) for weights, state in found.values())
 
 
-def _names(plan: WholeModel, layers: tuple[Layer, ...], begins: tuple[int, ...]) -> str:
-    trained, others = plan.in_part("trainable"), plan.in_part("non_trainable")
-    firsts = [(trained[w[0]] if w else others[s[0] - plan.counters])[0] for w, s in (layers[n] for n in begins)]
+def _names(model: WholeModel, layers: tuple[Layer, ...], begins: tuple[int, ...]) -> str:
+    """The names of the layers with which the parts begin."""
+    trained, others = model.in_part("trainable"), model.in_part("non_trainable")
+    firsts = [(trained[w[0]] if w else others[s[0] - model.counters])[0] for w, s in (layers[n] for n in begins)]
     return ", ".join(repr(name.rpartition("/")[0] or name) for name in firsts)
 
 
-def _shape(variable: Any) -> jax.ShapeDtypeStruct:
+def _shape(variable: keras.Variable | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(tuple(variable.shape), variable.dtype)

@@ -1,4 +1,4 @@
-"""What a model_fn returns, and the rules about it."""
+"""What a model_fn returns, and the rules for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from openipu import _validate as validate
 from openipu.engine.core.state import Mode
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import jax
 import keras
@@ -16,7 +16,7 @@ import numpy as np
 
 
 class ModeKeys:
-    """What model_fn is called for."""
+    """The modes in which model_fn is called."""
 
     TRAIN: Literal["train"] = "train"
     EVAL: Literal["eval"] = "eval"
@@ -28,29 +28,29 @@ ENGINE_MODE: dict[str, Mode] = {ModeKeys.TRAIN: "train", ModeKeys.EVAL: "test", 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainOp:
-    """The record that `optimizer.minimize(loss)` gives: the engine differentiates `loss` and applies `optimizer`."""
+    """The record that `optimizer.minimize(loss)` returns. The engine differentiates `loss` and applies `optimizer`."""
 
-    optimizer: Any
-    loss: Any
-    variables: tuple[Any, ...]
+    optimizer: keras.optimizers.Optimizer
+    loss: Array
+    variables: tuple[keras.Variable, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogOp:
-    """The record that `IPULoggingTensorHook.log` gives."""
+    """The record that `IPULoggingTensorHook.log` returns."""
 
     hook: Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Several records as one `train_op`."""
+    """Several records in one `train_op`."""
 
     ops: tuple[Any, ...]
 
 
 def group(*ops: Any) -> Group:
-    """Several records as one `train_op`, for example `group(optimizer.minimize(loss), hook.log(loss))`."""
+    """Combine several records into one `train_op`, for example `group(optimizer.minimize(loss), hook.log(loss))`."""
     return Group(ops)
 
 
@@ -62,13 +62,14 @@ class IPUEstimatorSpec:
         mode: One of `ModeKeys`.
         predictions: An array, or a dict of arrays, with one row per example (PREDICT).
         loss: A scalar (TRAIN, EVAL).
-        train_op: What `optimizer.minimize(loss)` gives, alone or in a list or `group` with other records (TRAIN).
+        train_op: What `optimizer.minimize(loss)` returns, alone or in a list or `group` with other records (TRAIN).
         eval_metric_ops: Metrics on the device (EVAL), by name: a Keras metric that model_fn has updated, a tuple
             `(metric, y_true, y_pred[, sample_weight])`, or a scalar, which is averaged over all examples.
-        eval_metrics: Metrics on the host (EVAL) instead: `(function, tensors)`. The function is called once with the
-            tensors of all steps and replicas, in the order of the data, and returns a dict.
-        host_call: `(function, [tensors])`, called on the host after each training step; needs `iterations_per_loop` 1.
-        training_hooks, evaluation_hooks, prediction_hooks: Hooks besides those given to `train` and so on.
+        eval_metrics: Or metrics on the host (EVAL): `(function, tensors)`. The function is called once with the tensors
+            of all steps and replicas, in the order of the data, and returns a dict.
+        host_call: `(function, [tensors])`, called on the host after each training step. It requires an
+            `iterations_per_loop` of 1.
+        training_hooks, evaluation_hooks, prediction_hooks: Hooks in addition to those passed to `train` and so on.
     """
 
     mode: str
@@ -91,16 +92,16 @@ class IPUEstimatorSpec:
 
     @property
     def hooks(self) -> tuple[Any, ...]:
-        """The hooks of the spec's own mode."""
+        """The hooks for the spec's mode."""
         hooks = {"train": self.training_hooks, "eval": self.evaluation_hooks, "infer": self.prediction_hooks}
         return tuple(hooks[self.mode] or ())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EstimatorSpec:
-    """What a model_fn returns, in the form of `tf.estimator`; see `IPUEstimatorSpec` for the arguments.
+    """What a model_fn returns, in the form of `tf.estimator`. For the arguments see `IPUEstimatorSpec`.
 
-    `export_outputs` and `scaffold` have no meaning here and are named once in a warning.
+    `export_outputs` and `scaffold` have no effect; a warning says so once.
     """
 
     mode: str
@@ -117,11 +118,11 @@ class EstimatorSpec:
 
     def __post_init__(self) -> None:
         self.as_ipu_spec()
-        unused = {"export_outputs": "models are saved by Keras", "scaffold": "there are no sessions"}
+        unused = {"export_outputs": "Keras saves models", "scaffold": "there are no sessions"}
         validate.no_effect({f"EstimatorSpec.{n}": why for n, why in unused.items() if getattr(self, n) is not None})
 
     def as_ipu_spec(self) -> IPUEstimatorSpec:
-        """The same as the engine sees it."""
+        """This spec in the form that the engine uses."""
         shared = {field.name for field in fields(IPUEstimatorSpec)} & {field.name for field in fields(EstimatorSpec)}
         values = {name: getattr(self, name) for name in shared}
         training = (
@@ -131,8 +132,8 @@ class EstimatorSpec:
         return IPUEstimatorSpec(**values | {"training_hooks": training})
 
 
-def checked(spec: Any, mode: str) -> IPUEstimatorSpec:
-    """The spec that model_fn returned, if it is one and complete for `mode`."""
+def checked(spec: object, mode: str) -> IPUEstimatorSpec:
+    """The spec that model_fn returned; raises if it is not a spec or not complete for `mode`."""
     if not isinstance(spec, EstimatorSpec | IPUEstimatorSpec):
         found = "a tensor" if isinstance(spec, jax.Array) else f"a value of type {type(spec).__name__}"
         raise ValueError(f"model_fn returned {found}. Return an `EstimatorSpec` or `IPUEstimatorSpec`.")
@@ -143,21 +144,21 @@ def checked(spec: Any, mode: str) -> IPUEstimatorSpec:
 
 def _check_complete(spec: IPUEstimatorSpec, mode: str) -> None:
     if spec.mode != mode:
-        raise ValueError(f"model_fn was called for {mode!r} and returned a spec for {spec.mode!r}. Pass `mode` on.")
+        raise ValueError(f"model_fn was called for {mode!r} but returned a spec for {spec.mode!r}. Pass on `mode`.")
     needed = {"train": ("loss", "train_op"), "eval": ("loss",), "infer": ("predictions",)}[mode]
     for name in needed:
         if getattr(spec, name) is None:
-            raise ValueError(f"The spec that model_fn returned for {mode!r} has no `{name}`. Give one.")
+            raise ValueError(f"The spec that model_fn returned for {mode!r} has no `{name}`. Add it.")
     if mode == "eval":
         _check_metrics(spec)
     if spec.loss is not None and np.shape(spec.loss) not in ((), (1,)):
         raise ValueError(
-            f"`loss` has shape {np.shape(spec.loss)}, but it is one number per micro-batch. Take its `keras.ops.mean`."
+            f"`loss` has shape {np.shape(spec.loss)} instead of one number per micro-batch. Take its `keras.ops.mean`."
         )
 
 
 def train_op_of(spec: IPUEstimatorSpec) -> TrainOp:
-    """The one record of a minimization in a spec's `train_op`."""
+    """The record of `optimizer.minimize(loss)` in a spec's `train_op`; raises unless there is exactly one."""
     found = [op for op in _flat(spec.train_op) if isinstance(op, TrainOp)]
     others = [op for op in _flat(spec.train_op) if not isinstance(op, TrainOp | LogOp)]
     if others or len(found) != 1:
@@ -169,7 +170,7 @@ def train_op_of(spec: IPUEstimatorSpec) -> TrainOp:
     return found[0]
 
 
-def _flat(op: Any) -> list[Any]:
+def _flat(op: object) -> list[object]:
     if isinstance(op, Group):
         op = op.ops
     return [leaf for part in op for leaf in _flat(part)] if isinstance(op, list | tuple) else [op]
@@ -195,13 +196,13 @@ def _check_metrics(spec: IPUEstimatorSpec) -> None:
 
 
 def check_metric_names(metrics: Iterable[str], own: Sequence[str] = ("loss", "global_step")) -> None:
-    """Refuse a metric with the name of what `evaluate` reports itself."""
+    """Raise if a metric has a name that `evaluate` uses for a result of its own."""
     for name in metrics:
         if name in own:
-            raise ValueError(f"A metric is called {name!r}, which `evaluate` reports by itself. Call it otherwise.")
+            raise ValueError(f"A metric is called {name!r}, which `evaluate` reports itself. Choose another name.")
 
 
-def _check_pair(name: str, pair: Any, kinds: tuple[type, ...]) -> None:
+def _check_pair(name: str, pair: object, kinds: tuple[type, ...]) -> None:
     if pair is None:
         return
     wanted = " or ".join(f"a {kind.__name__}" for kind in kinds)

@@ -1,4 +1,4 @@
-"""`StagedModel` -> `ModelProgram`: a model_fn in stages on the pipeline executor."""
+"""`StagedModel` -> `ModelProgram`: the stages of a model_fn on the pipeline executor."""
 
 from __future__ import annotations
 
@@ -8,44 +8,45 @@ from typing import Any
 
 from openipu.engine.core.optimizer_chain import describe
 from openipu.engine.core.options import Options
-from openipu.engine.core.state import Outcome
+from openipu.engine.core.state import Logs, Outcome
 from openipu.engine.core.update_rules import round_up
 from openipu.engine.devices.placement import Placement
 from openipu.engine.loop.arrays import rows_of
 from openipu.engine.loop.loop import Result
 from openipu.engine.pipeline.build.assemble import make_loop
 from openipu.engine.pipeline.build.function_stages import functions_in_stages
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import jax
+import keras
 import numpy as np
 
 from .model_steps import ModelProgram, at_least_1d, host_logs, joined, row_by_row, train_outcome
 from .model_trace import current_trace
 from .outbox import Outbox
-from .runner import EstimatorRunner, Logs
+from .runner import EstimatorRunner, Params
 from .specs import ENGINE_MODE, check_metric_names
 from .stage_specs import IPUPipelineEstimatorSpec
 from .stage_trace import PipelineFn, StagedModel, discover_stages, functions_of
 
 
 class StagedRunner(EstimatorRunner):
-    """The machinery of a pipelined estimator: programs are made of stages, all else is the same."""
+    """The machinery of a pipelined estimator. Only its programs differ: they are made of stages."""
 
-    def _make_program(self, mode: str, batch: Tree, where: Placement, params: Logs) -> ModelProgram:
+    def _make_program(self, mode: str, batch: Tree, place: Placement, params: Params) -> ModelProgram:
         model_fn = PipelineFn(self._model_fn, mode, params, self.config)
-        plan, logged = discover_stages(model_fn, batch, where.replicas, self.config.tf_random_seed)
-        spec: IPUPipelineEstimatorSpec = plan.spec
+        model, logged = discover_stages(model_fn, batch, place.replicas, self.config.tf_random_seed)
+        spec: IPUPipelineEstimatorSpec = model.spec
         self._check_counts(spec)
-        self._check_weights(plan)
+        self._check_weights(model)
         options = Options(pipelining=spec.pipelining)
         if mode == "train":
-            options = _with_optimizer(options, plan.optimizer)
-            self._check_training(plan, options, where.replicas)
-        return make_staged_program(plan, where, options, self._outbox(plan, logged, []), self._name)
+            options = _with_optimizer(options, model.optimizer)
+            self._check_training(model, options, place.replicas)
+        return make_staged_program(model, place, options, self._outbox(model, logged, []), self._name)
 
     def _check_counts(self, spec: IPUPipelineEstimatorSpec) -> None:
-        """The rules about devices and micro-batches, before anything compiles."""
+        """Check the numbers of devices and micro-batches, before anything compiles."""
         devices, count = spec.pipelining.devices, spec.pipelining.updates.steps
         if self.iterations < count or self.iterations % count:
             raise ValueError(
@@ -61,25 +62,25 @@ class StagedRunner(EstimatorRunner):
         if max(devices) >= shards:
             raise ValueError(
                 f"`device_mapping` {list(devices)} uses device {max(devices)}, but with `num_shards` = "
-                f"{shards} the devices of a replica are 0 to {shards - 1}. Number them from 0."
+                f"{shards} the devices of a replica are 0 to {shards - 1}. Use only these numbers."
             )
 
 
-def _with_optimizer(options: Options, optimizer: Any) -> Options:
-    plan = describe(optimizer)
-    if plan.accumulation is not None:
+def _with_optimizer(options: Options, optimizer: keras.optimizers.Optimizer) -> Options:
+    declared = describe(optimizer)
+    if declared.accumulation is not None:
         raise ValueError(
-            f"The optimizer {optimizer.name!r} accumulates {plan.accumulation.steps} micro-batches, but in a pipeline "
-            "`gradient_accumulation_count` says how many. Give the optimizer inside it."
+            f"The optimizer {optimizer.name!r} accumulates {declared.accumulation.steps} micro-batches, but in a "
+            "pipeline `gradient_accumulation_count` sets that number. Give the optimizer that it wraps."
         )
-    return options.with_optimizer(plan)
+    return options.with_optimizer(declared)
 
 
 def make_staged_program(
-    plan: StagedModel, place: Placement, options: Options, outbox: Outbox, name: str
+    model: StagedModel, place: Placement, options: Options, outbox: Outbox, name: str
 ) -> ModelProgram:
-    """Everything but the compilation, which happens at the first launch."""
-    mode, spec = ENGINE_MODE[plan.mode], plan.spec
+    """The program of a model_fn in stages. It is compiled at its first launch."""
+    mode, spec = ENGINE_MODE[model.mode], model.spec
     outcome, on_host = Outcome("all"), None
     metrics: Callable[[], list[Any]] = list
     if mode == "train":
@@ -90,32 +91,32 @@ def make_staged_program(
         on_host = partial(_on_host, spec.eval_metrics_fn)
     else:
         functions = functions_of(spec, results=_prediction)
-    counters = [jax.ShapeDtypeStruct((), np.int32)] * plan.counters
+    counters = [jax.ShapeDtypeStruct((), np.int32)] * model.counters
     variables = (
-        [made.variable for _, made in plan.in_part("trainable")],
-        [*counters, *(made.variable for _, made in plan.in_part("non_trainable"))],
+        [made.variable for _, made in model.in_part("trainable")],
+        [*counters, *(made.variable for _, made in model.in_part("non_trainable"))],
     )
-    staged = functions_in_stages(functions, plan, variables, plan.optimizer, place)
-    loop, spread = make_loop(f"{name}_{mode}", outcome, staged, spec.pipelining, place)
-    return ModelProgram(plan, loop, spread, place, options, metrics, on_host)
+    staged = functions_in_stages(functions, model, variables, model.optimizer, place)
+    loop, layout = make_loop(f"{name}_{mode}", outcome, staged, spec.pipelining, place)
+    return ModelProgram(model, loop, layout, place, options, metrics, on_host)
 
 
-def _counted(outbox: Outbox, metrics: list[Any], loss: Any, data: Tree) -> list[Any]:
-    """The metrics after a micro-batch: its loss, and what hooks log of it."""
+def _counted(outbox: Outbox, metrics: list[Array], loss: Array, data: Tree) -> list[Array]:
+    """The metrics after one more micro-batch: the mean loss, and the tensors that hooks log."""
     logged = [tensors for _, tensors in current_trace("A stage").logs]
     return outbox.put_with(metrics, loss, rows_of(data), logged)
 
 
-def _prediction(outputs: list[Any], _loss: None, data: Tree) -> Tree:
+def _prediction(outputs: list[Tree], _loss: None, data: Tree) -> Tree:
     if len(outputs) != 1:
         raise ValueError(
-            f"The last stage returned {len(outputs)} tensors to predict. Return one, or a dict of them by name."
+            f"The last stage returned {len(outputs)} tensors to predict. Return one tensor, or a dict of tensors."
         )
     return row_by_row(outputs[0], rows_of(data))
 
 
-def _on_host(function: Any, results: list[Result]) -> Logs:
-    """The metrics of a user's function over the outputs of all micro-batches."""
+def _on_host(function: Callable[..., Logs], results: list[Result]) -> Logs:
+    """The metrics that a user's function computes from the outputs of all micro-batches."""
     logs = host_logs("eval_metrics_fn", function(*joined(results)))
     check_metric_names(logs, ["global_step"])
     if "loss" not in logs:

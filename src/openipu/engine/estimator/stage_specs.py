@@ -1,4 +1,4 @@
-"""What the model_fn of a pipelined estimator returns, and the rules about it."""
+"""What the model_fn of a pipelined estimator returns, and the rules for it."""
 
 from __future__ import annotations
 
@@ -8,37 +8,41 @@ from typing import Any, ClassVar
 from openipu import _validate as validate
 from openipu.engine.core.accumulation import Reduction, dtype_option
 from openipu.engine.pipeline.build.arguments import OPTIONS, arguments
+from openipu.engine.types import DTypeOption
 
 from .specs import ENGINE_MODE
 
-_OURS = ("repeat_count", "inputs", "infeed_queue", "outfeed_queue", "outfeed_loss", "outfeed_mask")
-_OURS_TOO = ("accumulate_outfeed", "accumulate_outfeed_dtype")
-_ACCEPTED = ("name", "gradient_accumulation_for_captured_grads")
+_SET_BY_ESTIMATOR = (
+    "repeat_count", "inputs", "infeed_queue", "outfeed_queue", "outfeed_loss", "outfeed_mask", "accumulate_outfeed",
+    "accumulate_outfeed_dtype",
+)  # fmt: skip
+_IGNORED = ("name", "gradient_accumulation_for_captured_grads")
+"""Arguments of `pipeline` that are accepted without effect."""
 
 
 class IPUPipelineEstimatorSpec:
-    """What the model_fn of an `IPUPipelineEstimator` returns: a model as functions, one for each stage.
+    """What the model_fn of an `IPUPipelineEstimator` returns: a model as a list of functions, one per stage.
 
-    The first stage gets what `input_fn` gives: features and labels, features alone, or a dict as named arguments. Each
-    other stage gets what the one before returned.
+    The first stage gets what `input_fn` yields: features and labels, only features, or a dict as named arguments. Every
+    other stage gets what the previous one returned.
 
     Args:
         mode: One of `ModeKeys`.
         computational_stages: Two or more functions.
-        gradient_accumulation_count: Micro-batches of one update. `iterations_per_loop` is a multiple of it.
-        eval_metrics_fn: Needed for EVAL. Called on the host with the outputs of the last stage for all micro-batches,
-            joined along their first axis in the order of the data; a scalar output becomes one value for each
-            micro-batch. Returns a dict with "loss": numbers, Keras metrics, or `(metric, y_true, y_pred)`.
-        optimizer_function: Needed for TRAIN. Makes an `OptimizerFunctionOutput` from the outputs of the last stage.
-        device_mapping: The device of each stage; by default each has its own.
+        gradient_accumulation_count: Micro-batches of one update. `iterations_per_loop` must be a multiple of it.
+        eval_metrics_fn: Required for EVAL. Called on the host with the outputs of the last stage for all micro-batches,
+            joined along their first axis in the order of the data; a scalar output becomes one value per micro-batch.
+            Returns a dict of numbers, Keras metrics or tuples `(metric, y_true, y_pred)`, one of them as "loss".
+        optimizer_function: Required for TRAIN. Returns an `OptimizerFunctionOutput` for the outputs of the last stage.
+        device_mapping: The device of each stage. By default each stage has its own.
         loss_accumulator_dtype: Has no effect: losses are added up in float32.
-        training_hooks, evaluation_hooks, prediction_hooks: Hooks besides those given to `train` and so on.
-        reduction_method: How gradients of micro-batches become one: sum, mean or running_mean.
+        training_hooks, evaluation_hooks, prediction_hooks: Hooks in addition to those passed to `train` and so on.
+        reduction_method: How the gradients of micro-batches are combined: sum, mean or running_mean.
         pipeline_op_kwargs: Other arguments of `pipelining_ops.pipeline`, such as `pipeline_schedule`.
     """
 
     host_call: ClassVar[None] = None
-    """What there is for an `IPUEstimatorSpec` only."""
+    """Only an `IPUEstimatorSpec` can have one."""
 
     def __init__(
         self,
@@ -48,11 +52,11 @@ class IPUPipelineEstimatorSpec:
         eval_metrics_fn: Callable[..., dict[str, Any]] | None = None,
         optimizer_function: Callable[..., Any] | None = None,
         device_mapping: Sequence[int] | None = None,
-        loss_accumulator_dtype: Any = None,
+        loss_accumulator_dtype: DTypeOption = None,
         training_hooks: Sequence[Any] | None = None,
         evaluation_hooks: Sequence[Any] | None = None,
         prediction_hooks: Sequence[Any] | None = None,
-        reduction_method: Any = Reduction.SUM,
+        reduction_method: Reduction | str = Reduction.SUM,
         **pipeline_op_kwargs: Any,
     ) -> None:
         validate.choice("mode", mode, ENGINE_MODE)
@@ -76,7 +80,7 @@ class IPUPipelineEstimatorSpec:
             gradient_accumulation_count=gradient_accumulation_count,
             device_mapping=device_mapping,
             reduction_method=reduction_method,
-            **{name: value for name, value in pipeline_op_kwargs.items() if name not in _ACCEPTED},
+            **{name: value for name, value in pipeline_op_kwargs.items() if name not in _IGNORED},
         )
         hooks = {
             "train": ("training_hooks", training_hooks),
@@ -88,7 +92,7 @@ class IPUPipelineEstimatorSpec:
 
 def _check_options(given: dict[str, Any]) -> None:
     for name in given:
-        if name in _OURS or name in _OURS_TOO:
-            raise ValueError(f"`{name}` is set by the estimator: it feeds the pipeline and reads it. Leave it out.")
-        if name not in OPTIONS and name not in _ACCEPTED:
-            raise TypeError(f"`pipeline` has no argument {name!r}. It has {', '.join(OPTIONS)}.")
+        if name in _SET_BY_ESTIMATOR:
+            raise ValueError(f"`{name}` is set by the estimator, which feeds the pipeline itself. Leave it out.")
+        if name not in OPTIONS and name not in _IGNORED:
+            raise TypeError(f"`pipeline` has no argument {name!r}. Its arguments are {', '.join(OPTIONS)}.")

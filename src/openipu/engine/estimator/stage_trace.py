@@ -1,8 +1,8 @@
 """A model_fn in stages -> `StagedModel`: which variables each stage makes and uses, and each stage as a pure function.
 
-All stages are traced once, one after the other, to learn their variables. The executor then traces each of them by
-itself. For that, model_fn is called anew, and only that stage of what it returns: what its layers make is numbered and
-named as if the stages before had been there.
+All stages are traced once, in order, to discover their variables. Later the executor traces each stage separately. For
+that, model_fn is called again, followed by this stage only. The variables that it makes are numbered and named as if
+the earlier stages had run.
 """
 
 from __future__ import annotations
@@ -17,33 +17,44 @@ from typing import Any
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.pipeline.build.function_stages import Functions, NewState
 from openipu.engine.pipeline.runtime.stage_function import Arrays
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
+from jax.typing import ArrayLike
 
-from .model_trace import DiscoveredModel, ModelFnTrace, current_trace, learned, probed, unseeded, zeros
+from .model_trace import (
+    DiscoveredModel,
+    ModelFnTrace,
+    current_trace,
+    discovered_fields,
+    keeping_random_state,
+    probed,
+    zeros,
+)
+from .run_settings import RunSettings
 from .specs import TrainOp
 from .stage_specs import IPUPipelineEstimatorSpec
 from .variable_ledger import Made
 
 PIPELINE_FN_ARGUMENTS = ("mode", "params", "config")
 BODY = -1
-"""In place of the number of a stage: model_fn itself."""
+"""Stands for model_fn itself where a stage number is expected."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PipelineFn:
-    """A user's function that gives a model in stages, called with those of its arguments that it declares."""
+    """A user's model_fn for a model in stages. It is called with those of `PIPELINE_FN_ARGUMENTS` that it declares."""
 
     function: Callable[..., Any]
     mode: str
     params: dict[str, Any]
-    config: Any
+    config: RunSettings
 
     def __call__(self) -> IPUPipelineEstimatorSpec:
-        """Its spec."""
+        """The spec that model_fn returns."""
         declared = inspect.signature(self.function).parameters
         given = {"mode": self.mode, "params": dict(self.params), "config": self.config}
         spec = self.function(**{name: value for name, value in given.items() if name in declared})
@@ -51,27 +62,27 @@ class PipelineFn:
             raise TypeError(f"model_fn returned a {type(spec).__name__}. Return an `IPUPipelineEstimatorSpec`.")
         if spec.mode != self.mode:
             raise ValueError(
-                f"model_fn was called for {self.mode!r} and returned a spec for {spec.mode!r}. Pass `mode` on."
+                f"model_fn was called for {self.mode!r} but returned a spec for {spec.mode!r}. Pass on `mode`."
             )
         return spec
 
 
 @dataclass(slots=True)
 class _Part:
-    """What model_fn itself or one of its stages did while it was traced."""
+    """What model_fn itself, or one of its stages, did while it was traced."""
 
     made: range = field(default_factory=lambda: range(0))
-    """The numbers of the variables that it made."""
+    """The numbers of the variables that were made."""
     names: dict[str, int] = field(default_factory=dict)
-    """How often each name had been given before it."""
+    """How often each automatic name had been used before."""
     used: set[int] = field(default_factory=set)
     changed: set[int] = field(default_factory=set)
 
 
 class StageTrace(ModelFnTrace):
-    """One call of model_fn and of some of its stages. Knows which of them makes, uses and changes which variable."""
+    """One call of model_fn and of some of its stages. Records who makes, uses and changes which variable."""
 
-    def __init__(self, bind: Callable[[Made, int], Any], global_step: Any, training: bool) -> None:
+    def __init__(self, bind: Callable[[Made, int], Array], global_step: Array, training: bool) -> None:
         super().__init__(bind, global_step, training)
         self.spec: Any = None
         self.parts: dict[int, _Part] = {}
@@ -80,7 +91,7 @@ class StageTrace(ModelFnTrace):
 
     @contextlib.contextmanager
     def inside(self, stage: int, names: dict[str, int] | None = None) -> Iterator[None]:
-        """While active, what happens belongs to this stage."""
+        """While active, everything that happens is recorded for this stage."""
         if names is not None:
             self.go_on_naming(names)
         part = self.parts[stage] = _Part(names=self.names())
@@ -90,24 +101,25 @@ class StageTrace(ModelFnTrace):
         finally:
             part.made, self._stage = range(begin, len(self.made)), None
 
-    def add(self, variable: Any, initial: Callable[[], Any]) -> None:
-        """Called for each variable after it was made."""
+    def add(self, variable: keras.Variable, initial: Callable[[], Array]) -> None:
+        """Register a variable that was just made."""
         self._numbers[id(variable)] = len(self.made)
         super().add(variable, initial)
         if self._stage != BODY:
             self._note(variable, "used")
 
-    def get_current_value(self, variable: Any) -> Any:
-        """The value of a variable inside."""
+    def get_current_value(self, variable: keras.Variable) -> Array | None:
+        """The value of a variable in this call, as in `Ledger`."""
         self._note(variable, "used")
         return super().get_current_value(variable)
 
-    def add_update(self, update: tuple[Any, Any]) -> None:
+    def add_update(self, update: tuple[keras.Variable, Array]) -> None:
         """Keep a variable's new value."""
         self._note(update[0], "changed")
         super().add_update(update)
 
-    def _note(self, variable: Any, what: str) -> None:
+    def _note(self, variable: keras.Variable, what: str) -> None:
+        """Record that the current stage has "used" or "changed" a variable."""
         number = self._numbers.get(id(variable))
         if number is None or self._stage is None:
             return
@@ -115,13 +127,13 @@ class StageTrace(ModelFnTrace):
         maker = next((s for s, p in self.parts.items() if s not in (BODY, self._stage) and number in p.made), None)
         if maker is not None:
             raise ValueError(
-                f"Stage {self._stage} uses {variable.path!r}, which stage {maker} makes. Stages share what is made "
-                "before them: call the layer's `build` in model_fn itself."
+                f"Stage {self._stage} uses {variable.path!r}, which stage {maker} makes, but stages can only share "
+                "what model_fn makes before them. Call the layer's `build` in model_fn itself."
             )
 
 
 def current_spec() -> IPUPipelineEstimatorSpec:
-    """That of the call of model_fn that is going on."""
+    """The spec that the current call of model_fn returned."""
     trace = current_trace("A stage")
     assert isinstance(trace, StageTrace)
     spec: IPUPipelineEstimatorSpec = trace.spec
@@ -130,24 +142,25 @@ def current_spec() -> IPUPipelineEstimatorSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedModel(DiscoveredModel):
-    """The plan for a model_fn in stages; also the executor's `Binding`."""
+    """A model_fn in stages. It is also the executor's `Binding`."""
 
     model_fn: PipelineFn
     parts: tuple[_Part, ...]
     body: int
     """How many variables model_fn makes before its stages."""
     weights: tuple[tuple[int, ...], ...]
+    """The numbers of the weights that each stage uses."""
     state: tuple[tuple[int, ...], ...]
-    """For each stage, first its counter of steps."""
+    """The numbers of the other variables that each stage uses. The first is its counter of steps."""
 
     @contextlib.contextmanager
     def bound(self, stage: int, weights: Arrays, state: Arrays) -> Iterator[NewState]:
-        """While active, a new call of model_fn is going on, in which the variables of a stage have these values."""
+        """While active, a new call of model_fn is in progress, in which the variables of a stage have these values."""
         numbers = self._made("trainable", self.weights[stage]), self._made("non_trainable", self.state[stage][1:])
-        values = dict(zip((n for part in numbers for n in part), (*weights, *state[1:]), strict=True))
+        values: dict[int, Array] = dict(zip((n for part in numbers for n in part), (*weights, *state[1:]), strict=True))
         part = self.parts[stage]
 
-        def bind(made: Made, number: int) -> Any:
+        def bind(made: Made, number: int) -> Array:
             number += 0 if number < self.body else part.made.start - self.body
             self.check(made if number < self.body or number in part.made else None, number)
             if number in values:
@@ -163,32 +176,32 @@ class StagedModel(DiscoveredModel):
         def local(number: int) -> int:
             return number if number < self.body else number - part.made.start + self.body
 
-        with unseeded(), StageTrace(bind, state[0], self.mode == "train") as trace:
+        with keeping_random_state(), StageTrace(bind, state[0], self.mode == "train") as trace:
             trace.spec = self.model_fn()
             with trace.inside(stage, part.names):
                 yield new_state
             self._check_used(trace, stage)
 
     def _made(self, part: str, numbers: Sequence[int]) -> list[int]:
-        """Which variables lie at these places of a part of the state."""
+        """The numbers of the variables at these positions of a part of the state."""
         where = {slot: number for number, slot in enumerate(self.slots) if slot is not None}
         return [where[part, number] for number in numbers]
 
     def _check_used(self, trace: StageTrace, stage: int) -> None:
-        """A stage has the values of what it used before, and of nothing else."""
+        """Raise if a stage uses a variable that it did not use in the first trace."""
         for number in trace.parts[stage].used:
             shared = number < self.body and self.slots[number] is not None and self.made[number].kind != "optimizer"
             if shared and number not in self.parts[stage].used:
                 raise ValueError(
-                    f"Stage {stage} uses {self.made[number].path!r} and did not when it was traced before. Let it do "
-                    "the same each time."
+                    f"Stage {stage} uses {self.made[number].path!r}, but did not in an earlier call. Let it do the "
+                    "same in every call."
                 )
 
 
 def discover_stages(
     model_fn: PipelineFn, batch: Tree, replicas: Replicas, seed: int | None
 ) -> tuple[StagedModel, Tree]:
-    """Learn what model_fn and its stages make for batches like this one; also gives the shapes of logged tensors."""
+    """What model_fn and its stages make for batches like this one, and the shapes of logged tensors."""
 
     def probe(batch: Tree) -> tuple[StagedModel, Tree]:
         with StageTrace(zeros, jnp.int32(0), model_fn.mode == "train") as trace:
@@ -202,21 +215,21 @@ def discover_stages(
                     outputs = jax.tree.map(jnp.asarray, functions.call(stage, outputs, batch))
                     if trace.logs and stage < functions.last:
                         raise ValueError(
-                            f"Stage {stage} logs tensors, but they leave the program from the last stage only. Hand "
-                            "them on, and log them there or in `optimizer_function`."
+                            f"Stage {stage} logs tensors, but only the last stage can. Pass them on and log them "
+                            "there, or in `optimizer_function`."
                         )
                     if functions.optimizer_function is not None and stage == functions.last:
                         output = functions.optimized(outputs)
                         _check_loss(output.loss)
             if functions.optimizer_function is not None:
                 op = trace.minimize(output.opt, output.loss, var_list=output.variables)
-            return _plan(model_fn, trace, spec, op), [tensors for _, tensors in trace.logs]
+            return _staged_model(model_fn, trace, spec, op), [tensors for _, tensors in trace.logs]
 
     return probed(probe, batch, replicas, seed)
 
 
 def functions_of(spec: IPUPipelineEstimatorSpec, **results: Any) -> Functions:
-    """The stages of whatever call of model_fn is going on, as the executor knows them."""
+    """The stages of the current call of model_fn, in the form that the executor uses."""
 
     def call(number: int, *received: Any, **named: Any) -> Any:
         return current_spec().stages[number](*received, **named)
@@ -231,30 +244,33 @@ def functions_of(spec: IPUPipelineEstimatorSpec, **results: Any) -> Functions:
     return Functions(stages, trained, **{"results": lambda *_: (), "element": _element, **results})
 
 
-def _element(batch: tuple[Any, ...]) -> tuple[tuple[()], Any]:
+def _element(batch: tuple[Tree, ...]) -> tuple[tuple[()], Tree]:
+    """No inputs of the whole run, and a batch as the arguments of the first stage."""
     return (), batch[0] if len(batch) == 1 else batch
 
 
-def _check_loss(loss: Any) -> None:
+def _check_loss(loss: ArrayLike) -> None:
     if np.shape(loss) not in ((), (1,)):
         raise ValueError(
-            f"`loss` has shape {np.shape(loss)}, but it is one number per micro-batch. Take its `keras.ops.mean`."
+            f"`loss` has shape {np.shape(loss)} instead of one number per micro-batch. Take its `keras.ops.mean`."
         )
 
 
-def _plan(model_fn: PipelineFn, trace: StageTrace, spec: IPUPipelineEstimatorSpec, op: TrainOp | None) -> StagedModel:
+def _staged_model(
+    model_fn: PipelineFn, trace: StageTrace, spec: IPUPipelineEstimatorSpec, op: TrainOp | None
+) -> StagedModel:
     stages = len(spec.stages)
-    facts = learned(trace, model_fn.mode, spec, op, counters=stages)
+    facts = discovered_fields(trace, model_fn.mode, spec, op, counters=stages)
     body = trace.parts.pop(BODY)
     parts = tuple(trace.parts[stage] for stage in range(stages))
     for part in parts:
-        # What model_fn computes from variables before its stages may be part of any of them.
+        # What model_fn computes from variables outside of its stages may be used in any of them.
         part.used |= body.used
     used: list[dict[str, list[int]]] = []
     for part in parts:
         slots = sorted({slot for n in part.used if (slot := facts["slots"][n]) is not None})
         used.append({name: [i for where, i in slots if where == name] for name in ("trainable", "non_trainable")})
-    plan = StagedModel(
+    model = StagedModel(
         **facts,
         model_fn=model_fn,
         parts=parts,
@@ -262,25 +278,28 @@ def _plan(model_fn: PipelineFn, trace: StageTrace, spec: IPUPipelineEstimatorSpe
         weights=tuple(tuple(part["trainable"]) for part in used),
         state=tuple((stage, *part["non_trainable"]) for stage, part in enumerate(used)),
     )
-    _check_changes(plan, body, spec.pipelining.devices)
-    return plan
+    _check_changes(model, body, spec.pipelining.devices)
+    return model
 
 
-def _check_changes(plan: StagedModel, body: _Part, devices: Sequence[int]) -> None:
-    """Raise where a variable would get different values on different devices."""
+def _check_changes(model: StagedModel, body: _Part, devices: Sequence[int]) -> None:
+    """Raise if a change of a variable would be lost, or would differ between devices."""
     for number in body.changed:
         raise ValueError(
-            f"model_fn changes {plan.made[number].path!r} outside of its stages, but only they are part of the "
-            "program. Do it in a stage."
+            f"model_fn changes {model.made[number].path!r} outside of its stages, but only they are part of the "
+            "program. Change it in a stage."
         )
-    for stage, part in enumerate(plan.parts):
+    for stage, part in enumerate(model.parts):
         for number in part.changed:
-            slot, path = plan.slots[number], plan.made[number].path
+            slot, path = model.slots[number], model.made[number].path
             if slot is not None and slot[0] == "trainable":
-                raise ValueError(f"Stage {stage} assigns to {path!r}, which is trained. Only the optimizer may.")
-            others = [s for s, other in enumerate(plan.parts) if number in other.used and devices[s] != devices[stage]]
+                raise ValueError(
+                    f"Stage {stage} assigns to {path!r}, which is trained, so only the optimizer may change it. Make "
+                    "it with `trainable=False`."
+                )
+            others = [s for s, other in enumerate(model.parts) if number in other.used and devices[s] != devices[stage]]
             if slot is not None and others:
                 raise ValueError(
                     f"{path!r} is state that stage {stage} changes and stage {others[0]} uses, on another device. Put "
-                    "both on one device with `device_mapping`, or use a layer of its own in each stage."
+                    "both on one device with `device_mapping`, or use a separate layer in each stage."
                 )

@@ -1,45 +1,47 @@
-"""Variables that a function makes anew each time it is traced, found again by the order in which they are made."""
+"""Variables that a function makes again in each trace. They are identified by the order in which they are made."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from openipu.engine.keras_compat import api as keras_api
 from openipu.engine.keras_compat.patches import NEW_VARIABLES, OPTIMIZER_MINIMIZE, TRAINING_FLAG, Handler, Patch
+from openipu.engine.types import Array
 
 import jax
 import keras
+from jax.typing import ArrayLike, DTypeLike
 
 Kind = Literal["weight", "seed", "optimizer", "metric"]
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A variable that was made inside a `Ledger`. `initial()` computes the value it is to begin with."""
+    """A variable that was made inside a `Ledger`. `initial()` computes its initial value."""
 
-    variable: Any
+    variable: keras.Variable
     path: str
     shape: tuple[int, ...]
     dtype: str
     kind: Kind
-    initial: Callable[[], Any]
+    initial: Callable[[], Array]
 
 
 class Ledger(keras.StatelessScope):
-    """A scope for code that makes its layers, optimizers and metrics anew each time it is traced.
+    """A scope for code that makes new layers, optimizers and metrics each time it is traced.
 
-    `bind(made, number)` gives the value of each variable as it is made, in order. New values end in the ledger, so the
-    code is a pure function of what `bind` gives. Names start from scratch, so they are the same in every trace.
-    Variables from outside are constants inside: training or changing one is an error. Layers that are not told take
-    `training` from here.
+    `bind(made, number)` returns the value of each variable when it is made; `number` counts them. Assigned values are
+    kept in the ledger, so the code is a pure function of what `bind` returns. Automatic names start from scratch, so
+    they are the same in every trace. Variables from outside are constants inside: training or changing one is an error.
+    Layers that are called without `training` take it from the ledger.
     """
 
-    def __init__(self, bind: Callable[[Made, int], Any], minimize: Callable[..., Any], training: bool) -> None:
+    def __init__(self, bind: Callable[[Made, int], Array], minimize: Callable[..., Any], training: bool) -> None:
         super().__init__(collect_losses=True, initialize_variables=False)
         self._bind, self._minimize, self.training = bind, minimize, training
         self.made: list[Made] = []
@@ -60,23 +62,23 @@ class Ledger(keras.StatelessScope):
             super().__exit__(*args, **kwargs)
 
     def names(self) -> dict[str, int]:
-        """How often each automatic name has been given so far."""
+        """How often each automatic name has been used so far."""
         return keras_api.given_names()
 
     def go_on_naming(self, names: dict[str, int]) -> None:
-        """Give names as if these had been given before."""
+        """Make automatic names as if these had been used before."""
         keras_api.go_on_naming(names)
 
-    def add(self, variable: Any, initial: Callable[[], Any]) -> None:
-        """Called for each variable after it was made."""
+    def add(self, variable: keras.Variable, initial: Callable[[], Array]) -> None:
+        """Register a variable that was just made."""
         dtype = keras_api.stored_dtype(variable)
         made = Made(variable, variable.path, tuple(variable.shape), dtype, _kind(), initial)
         self.made.append(made)
         self.state_mapping[id(variable)] = self._bind(made, len(self.made) - 1)
 
-    def get_current_value(self, variable: Any) -> Any:
-        """The value of a variable inside; None makes Keras take the one it has outside."""
-        value = super().get_current_value(variable)
+    def get_current_value(self, variable: keras.Variable) -> Array | None:
+        """The value of a variable inside this scope. None makes Keras use the value outside."""
+        value: Array | None = super().get_current_value(variable)
         if value is None and variable.trainable and keras_api.has_value(variable):
             raise ValueError(
                 f"model_fn uses the trainable variable {variable.path!r}, which was made outside of it, so it would "
@@ -84,7 +86,7 @@ class Ledger(keras.StatelessScope):
             )
         return value
 
-    def add_update(self, update: tuple[Any, Any]) -> None:
+    def add_update(self, update: tuple[keras.Variable, Array]) -> None:
         """Keep a variable's new value."""
         if id(update[0]) not in self.state_mapping:
             raise ValueError(
@@ -113,12 +115,12 @@ def _current(ledger: Ledger) -> Iterator[None]:
 
 
 def _training(told: bool | None) -> bool | None:
-    """What the outermost layer call was told, else what the ledger says."""
+    """The `training` of the outermost layer call, or the ledger's if it has none."""
     ledger = current_ledger()
     return ledger.training if told is None and ledger is not None else told
 
 
-def _minimize(optimizer: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+def _minimize(optimizer: keras.optimizers.Optimizer, loss: Array, *args: Any, **kwargs: Any) -> Any:
     ledger = current_ledger()
     assert ledger is not None
     return ledger._minimize(optimizer, loss, *args, **kwargs)
@@ -126,16 +128,16 @@ def _minimize(optimizer: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _reporting_init(
     init: Callable[..., None],
-    variable: Any,
-    initializer: Any,
-    shape: Any = None,
-    dtype: Any = None,
+    variable: keras.Variable,
+    initializer: str | ArrayLike | Callable[..., Array],
+    shape: Sequence[int] | None = None,
+    dtype: DTypeLike | None = None,
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Keras' own constructor; inside a ledger, initial values are computed by whoever asks for them later.
+    """Keras' own constructor. Inside a ledger, it registers the variable and leaves its initial value for later.
 
-    Keras allows no initial values (only initializers) in a stateless scope, though optimizers are made from them.
+    In a stateless scope Keras accepts only initializers, but optimizers make variables from values.
     """
     ledger = current_ledger()
     if ledger is None:
@@ -144,20 +146,21 @@ def _reporting_init(
     make = keras.initializers.get(initializer) if isinstance(initializer, str) else initializer
     if not callable(make):
         if isinstance(make, jax.core.Tracer):
-            raise ValueError("A variable was made from a value that is computed inside model_fn. Give an initializer.")
+            raise ValueError("A variable was made from a value that is computed inside model_fn. Use an initializer.")
         with jax.ensure_compile_time_eval():
             value = keras.ops.convert_to_tensor(initializer, dtype=dtype)
         shape, dtype, make = value.shape, value.dtype, lambda *_, **__: value
 
-    def bound(*_: Any, **__: Any) -> Any:
-        return ledger.state_mapping[id(variable)]
+    def bound(*_: Any, **__: Any) -> Array:
+        value: Array = ledger.state_mapping[id(variable)]
+        return value
 
     init(variable, bound, shape, dtype, *args, **kwargs)
     ledger.add(variable, functools.partial(make, tuple(variable.shape), dtype=keras_api.stored_dtype(variable)))
 
 
 def _kind() -> Kind:
-    """What the variable that is being made belongs to: Keras' name scopes know who opened them."""
+    """What kind of object is making a variable. Keras' name scopes know who opened them."""
     callers = keras_api.name_scopes()
     if callers and isinstance(callers[-1], keras.random.SeedGenerator):
         return "seed"
@@ -174,4 +177,4 @@ _HANDLERS: tuple[tuple[Patch, Handler], ...] = (
     (TRAINING_FLAG, _training),
     (OPTIMIZER_MINIMIZE, _minimize),
 )
-"""What an open ledger changes for its thread: variables report to it, and layers and optimizers ask it."""
+"""The patches of an open ledger in its thread: variables report to it, and layers and optimizers ask it."""
