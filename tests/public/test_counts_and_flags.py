@@ -195,6 +195,7 @@ FLAGS: dict[str, Call] = {
     "stochastic_rounding": scope(ipu.scopes.stochastic_rounding),
     "loops.repeat(use_while_v1=)": in_program(lambda v: ipu.loops.repeat(1, lambda: None, use_while_v1=v)),
     "pipeline(accumulate_outfeed=)": lambda v: pipeline(accumulate_outfeed=v),
+    "pipeline(replicated_optimizer_state_sharding=)": lambda v: pipeline(replicated_optimizer_state_sharding=v),
 }
 
 OPTIONAL_FLAGS: dict[str, Call] = {

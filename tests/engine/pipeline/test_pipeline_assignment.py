@@ -644,9 +644,13 @@ POPLAR = ipu.ops.pipelining_ops.PipelineStageOptions()
         ({"experimental_normalize_gradients": True}, ValueError, "reduction_method"),
         ({"infeed_queue": None}, ValueError, "set by the model itself"),
         ({"outfeed_mask": [True]}, ValueError, "does not go with Keras"),
-        ({"forward_propagation_stages_poplar_options": POPLAR}, TypeError, "a list of `PipelineStageOptions`"),
-        ({"backward_propagation_stages_poplar_options": [{}]}, TypeError, "a list of `PipelineStageOptions`"),
-        ({"weight_update_poplar_options": [POPLAR]}, TypeError, "one `PipelineStageOptions`"),
+        ({"forward_propagation_stages_poplar_options": POPLAR}, TypeError, "is a PipelineStageOptions. Give a list"),
+        (
+            {"backward_propagation_stages_poplar_options": [{}]},
+            TypeError,
+            r"options\[0\]` is a dict. Give a `PipelineStageOptions`",
+        ),
+        ({"weight_update_poplar_options": [POPLAR]}, TypeError, "is a list. Give a `PipelineStageOptions`"),
         ({"schedule": "Grouped"}, ValueError, "no pipelining option 'schedule'"),
         (
             {"pipeline_schedule": "Sequential", "recomputation_mode": RecomputationMode.RecomputeThenBackpropagate},

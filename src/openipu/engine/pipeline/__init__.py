@@ -1,1 +1,1 @@
-"""Pipelining. runtime/ runs stages, partition/ cuts models into them, build/ puts both together."""
+"""Pipelining: runtime/ runs stages, partition/ cuts models into stages, and build/ puts the two together."""

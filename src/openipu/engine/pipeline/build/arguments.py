@@ -1,26 +1,24 @@
-"""The arguments of a pipeline of plain functions, checked: the same for `pipeline` and for estimators."""
+"""Checks the arguments of a pipeline of plain functions, for `pipelining_ops.pipeline` and for estimators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from openipu import _validate as validate
 from openipu.engine.core.accumulation import Accumulation, Reduction, check_divided, dtype_option
-from openipu.engine.core.pipelining import (
-    PipelineSchedule,
-    Pipelining,
-    RecomputationMode,
-    recomputation_mode_of,
-    schedule_of,
-)
+from openipu.engine.core.pipelining import PipelineSchedule, Pipelining, RecomputationMode, schedule_of
 from openipu.engine.core.updates import Updates
+from openipu.engine.schedule.schedules import Schedule
+
+import keras
+from jax.typing import DTypeLike
 
 from .rules import check_micro_batches
 from .stage_options import check_stage_options
 
 UserFunctions = tuple[Callable[..., Any], ...]
-"""The functions that a user gives as stages."""
+"""The functions that a user passes as stages."""
 
 WITHOUT_EFFECT = {
     "forward_propagation_stages_poplar_options": "XLA has no such options",
@@ -45,86 +43,73 @@ OPTIONS = (
     "reduction_method",
     *WITHOUT_EFFECT,
 )
-"""The names that `arguments` takes besides `training`."""
+"""The parameters of `arguments` besides `training`."""
 
 
 def arguments(
     training: bool,
-    computational_stages: Any,
-    gradient_accumulation_count: Any,
-    gradient_accumulation_dtype: Any = None,
+    computational_stages: Sequence[Callable[..., Any]],
+    gradient_accumulation_count: int | None,
+    gradient_accumulation_dtype: DTypeLike | Callable[[keras.Variable], DTypeLike | None] | None = None,
     batch_serialization_iterations: int = 1,
-    device_mapping: Any = None,
-    pipeline_schedule: Any = None,
-    recomputation_mode: Any = None,
+    device_mapping: Sequence[int] | None = None,
+    pipeline_schedule: PipelineSchedule | Schedule | str | None = None,
+    recomputation_mode: RecomputationMode | None = None,
     replicated_optimizer_state_sharding: bool = False,
     continuous_weight_updates: bool = False,
-    reduction_method: Any = Reduction.SUM,
+    reduction_method: Reduction | str = Reduction.SUM,
     **without_effect: Any,
 ) -> tuple[UserFunctions, Pipelining]:
-    """The stages and how they run, from the arguments that `pipelining_ops.pipeline` documents."""
+    """The stages and how they run, from arguments that `pipelining_ops.pipeline` documents."""
     stages = _stages(computational_stages)
-    check_divided(replicated_optimizer_state_sharding, without_effect.get("offload_weight_update_variables"))
-    _name_without_effect(without_effect, len(stages))
+    shard = validate.flag("replicated_optimizer_state_sharding", replicated_optimizer_state_sharding)
+    check_divided(shard, without_effect.get("offload_weight_update_variables"))
+    _warn_without_effect(without_effect, len(stages))
     _check_fixed(batch_serialization_iterations, continuous_weight_updates)
     accumulation = Accumulation(
-        _micro_batches(gradient_accumulation_count),
-        Reduction.parse(reduction_method) if training else Reduction.SUM,
+        validate.count("gradient_accumulation_count", gradient_accumulation_count),
+        validate.member("reduction_method", reduction_method, Reduction) if training else Reduction.SUM,
         dtype_option(gradient_accumulation_dtype, "gradient_accumulation_dtype"),
     )
     pipelining = Pipelining(
         schedule_of(PipelineSchedule.Grouped if pipeline_schedule is None else pipeline_schedule),
-        _mapping(device_mapping),
-        recomputation_mode_of(RecomputationMode.Auto if recomputation_mode is None else recomputation_mode),
-        updates=Updates(accumulation, bool(replicated_optimizer_state_sharding)),
+        None if device_mapping is None else validate.sequence("device_mapping", device_mapping),
+        _recomputation_mode(recomputation_mode),
+        updates=Updates(accumulation, shard),
     ).for_stages(len(stages), training)
     check_micro_batches(pipelining, "`gradient_accumulation_count`")
     return stages, pipelining
 
 
-def check_function(name: str, value: Any, needed: bool = False) -> None:
-    """Raise unless `value` is a function, or None where none is needed."""
-    if needed and value is None:
-        raise ValueError(f"`{name}` is not given, but this mode needs it. Give a function.")
-    if value is not None and not callable(value):
-        raise TypeError(f"`{name}` is a {type(value).__name__}. Give a function.")
+def _stages(given: object) -> UserFunctions:
+    stages = validate.sequence("computational_stages", given)
+    if any(isinstance(stage, list | tuple) for stage in stages):
+        raise NotImplementedError(
+            "A stage of `computational_stages` is a list of functions to run side by side, but a stage is one function "
+            "here. Give a function that calls them and returns all of their outputs."
+        )
+    return tuple(validate.function(f"computational_stages[{number}]", stage) for number, stage in enumerate(stages))
 
 
-def _micro_batches(value: Any) -> int:
-    if value is None:
-        raise ValueError("`gradient_accumulation_count` is not given. Say how many micro-batches one update takes.")
-    count: int = validate.count("gradient_accumulation_count", value)
-    return count
+def _recomputation_mode(given: object) -> RecomputationMode:
+    mode = RecomputationMode.Auto if given is None else given
+    return validate.member("recomputation_mode", mode, RecomputationMode, by_name=False, error=TypeError)
 
 
-def _name_without_effect(given: dict[str, Any], stages: int) -> None:
+def _warn_without_effect(given: dict[str, Any], stages: int) -> None:
     for option, value in given.items():
         if option.endswith("poplar_options") and value is not None:
             check_stage_options(option, value, stages)
     validate.no_effect({option: WITHOUT_EFFECT[option] for option, value in given.items() if value is not None})
 
 
-def _stages(value: Any) -> UserFunctions:
-    if isinstance(value, list | tuple) and any(isinstance(stage, list | tuple) for stage in value):
+def _check_fixed(serialization: object, continuous: object) -> None:
+    if validate.count("batch_serialization_iterations", serialization) != 1:
         raise NotImplementedError(
-            "A stage of `computational_stages` is a list of functions to run side by side, but a stage is one function "
-            "here. Give a function that calls them and returns all of their outputs."
+            f"`batch_serialization_iterations` is {serialization}, but micro-batches are not cut further here. Give 1, "
+            "and make the micro-batches smaller."
         )
-    if not isinstance(value, list | tuple) or not all(map(callable, value)):
-        raise TypeError(f"`computational_stages` is {value!r}. Give a list of functions.")
-    return tuple(value)
-
-
-def _check_fixed(serialization: Any, continuous: Any) -> None:
-    if serialization != 1:
+    if validate.flag("continuous_weight_updates", continuous):
         raise NotImplementedError(
-            f"`batch_serialization_iterations` is {serialization!r}. Give 1, and smaller micro-batches instead."
+            "`continuous_weight_updates` is True, but weights change once per update here. Leave it out."
         )
-    if continuous:
-        raise NotImplementedError("`continuous_weight_updates` is not available: weights change once per update.")
-
-
-def _mapping(value: Any) -> tuple[int, ...] | None:
-    if value is not None and not isinstance(value, list | tuple):
-        raise TypeError(f"`device_mapping` is {value!r}. Give a list with the device of each stage.")
-    return None if value is None else tuple(value)

@@ -1,4 +1,4 @@
-"""A model in stages -> the loop that runs it: the same for Keras models, plain functions and estimators."""
+"""A model in stages -> the loop that runs it, for Keras models, plain functions and estimators alike."""
 
 from __future__ import annotations
 
@@ -15,38 +15,42 @@ from openipu.engine.devices.placement import Placement
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.pipeline.runtime.packing import Spec
 from openipu.engine.pipeline.runtime.sharded_update import ShardedUpdate
-from openipu.engine.pipeline.runtime.stage_function import Arrays, StageContext, StageFunction
+from openipu.engine.pipeline.runtime.stage_function import Arrays, StageContext, StageFunction, StageResults
 from openipu.engine.pipeline.runtime.stage_layout import StageLayout
 from openipu.engine.pipeline.runtime.stage_loop import StageLoop
 from openipu.engine.pipeline.runtime.stage_update import Update, make_update
 from openipu.engine.pipeline.runtime.variable_store import Store, make_store, zero_filled
 
+import keras
+
 from .rules import one_dtype
 
-Run = Callable[[Arrays, Arrays, StageContext], Any]
+Run = Callable[[Arrays, Arrays, StageContext], tuple[Any, StageResults]]
+"""`run` of a `StageFunction`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageVariables:
-    """Variables of a model, and the numbers of those that each stage uses."""
+    """Variables of a model, and which of them each stage uses."""
 
     variables: Sequence[Any]
-    """Anything with shapes and dtypes."""
+    """Keras variables, or anything else with a shape and a dtype."""
     used: Sequence[tuple[int, ...]]
+    """For each stage, numbers of variables."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelInStages:
-    """A model as its stages, with the variables and the optimizer that they share."""
+    """A model as stages, with its variables and its optimizer."""
 
     weights: StageVariables
     state: StageVariables
     """The variables that are not trained."""
-    optimizer: Any
-    """None where nothing is trained."""
+    optimizer: keras.optimizers.Optimizer | None
+    """None if nothing is trained."""
     functions: Callable[[Sequence[int]], tuple[StageFunction, ...]]
-    """`functions(common)`: the stages. `common` are the numbers of the optimizer's variables that belong to no weight,
-    which every stage can read."""
+    """`functions(common)` returns the stages. `common` has the numbers of those variables of the optimizer that belong
+    to no weight; every stage can read them."""
 
 
 def make_loop(
@@ -57,7 +61,7 @@ def make_loop(
     place: Placement,
     live: StepLogs | None = None,
 ) -> tuple[StageLoop, StageLayout]:
-    """The loop that runs a model's stages, and how their state lies on the devices of `place`."""
+    """The loop that runs a model's stages, and the layout of their state on the devices of `place`."""
     assert pipelining.training == (model.optimizer is not None)
     weights = _store(model.weights, pipelining.devices, place)
     state = _store(model.state, pipelining.devices, place)
@@ -76,8 +80,10 @@ def _make_update(model: ModelInStages, weights: Store, updates: Updates, place: 
     return make_update(model.optimizer, model.weights.variables, weights, average, place.replicas, kind)
 
 
-def gradient_map(optimizer: Any, common: Sequence[int]) -> Callable[[Arrays, Arrays, Arrays], Arrays] | None:
-    """What the wrappers around an optimizer do to the gradients of one micro-batch, as `StageFunction` has it."""
+def gradient_map(
+    optimizer: keras.optimizers.Optimizer | None, common: Sequence[int]
+) -> Callable[[Arrays, Arrays, Arrays], Arrays] | None:
+    """What the wrappers around an optimizer do to one micro-batch's gradients: `StageFunction.map_gradients`."""
     if optimizer is None:
         return None
 
@@ -88,11 +94,11 @@ def gradient_map(optimizer: Any, common: Sequence[int]) -> Callable[[Arrays, Arr
 
 
 def on_replica(place: Placement, run: Run, rows: Callable[[StageContext], int]) -> Run:
-    """`run` as one of the replicas of `place`; `rows` counts the samples of its micro-batch."""
+    """`run` for one of the replicas of `place`; `rows` counts the samples of its micro-batch."""
     if place.replicas.count == 1:
         return run
 
-    def on_one(weights: Arrays, boundary: Arrays, context: StageContext) -> Any:
+    def on_one(weights: Arrays, boundary: Arrays, context: StageContext) -> tuple[Any, StageResults]:
         count = rows(context)
         with one_of_several(place.replicas, place.batch_norm_group, lambda: count, context.active):
             return run(weights, boundary, context)
@@ -101,7 +107,7 @@ def on_replica(place: Placement, run: Run, rows: Callable[[StageContext], int]) 
 
 
 def _store(held: StageVariables, devices: Sequence[int], place: Placement) -> Store:
-    """Each variable on the devices of the stages that use it; what no stage uses is on the first."""
+    """Each variable on the devices of the stages that use it. Variables that no stage uses are on the first device."""
     on_device: list[set[int]] = [set() for _ in range(place.replicas.each)]
     for numbers, device in zip(held.used, devices, strict=True):
         on_device[device].update(numbers)

@@ -1,9 +1,9 @@
-"""`pipeline`: plain functions that use existing Keras variables, run as one program."""
+"""`pipeline`: runs plain functions that use existing Keras variables as one program."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,23 +28,24 @@ import numpy as np
 
 from .assemble import make_loop
 from .function_stages import Functions, NewState, functions_in_stages
+from .optimizer_output import OptimizerFunctionOutput
 
 KEPT = 16
-"""Pipelines whose programs are kept."""
+"""How many pipelines are kept with their programs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Variables:
-    """The variables that functions use, as the executor's `Binding`."""
+    """The variables that the functions use: a `Binding`."""
 
-    trained: tuple[Any, ...]
-    others: tuple[Any, ...]
+    trained: tuple[keras.Variable, ...]
+    others: tuple[keras.Variable, ...]
     weights: tuple[tuple[int, ...], ...]
     state: tuple[tuple[int, ...], ...]
 
     @contextlib.contextmanager
     def bound(self, stage: int, weights: Arrays, state: Arrays) -> Iterator[NewState]:
-        """While active, the variables of a stage have these values."""
+        """While active, the variables of a stage have these values. Yields a function that returns the new state."""
         own = [self.others[n] for n in self.state[stage]]
         mapping = [
             *zip((self.trained[n] for n in self.weights[stage]), weights, strict=True), *zip(own, state, strict=True)
@@ -60,8 +61,8 @@ class Request:
     functions: Functions
     pipelining: Pipelining
     ordinal: int
-    key: Any
-    """Equal for calls that ask for the same thing."""
+    key: Hashable
+    """Equal for calls that can use the same program."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,13 +70,13 @@ class Runner:
     """A pipeline that is ready to run."""
 
     variables: _Variables
-    optimizer: Any
+    optimizer: keras.optimizers.Optimizer | None
     loop: StageLoop
     layout: StageLayout
     place: Placement
 
     def run(self, body: Tree, count: int) -> Tree:
-        """Send `count` micro-batches per replica through; gives the results of each, and updates the variables."""
+        """Run `count` micro-batches per replica and update the variables. Returns the results of each micro-batch."""
         owners = State(
             list(self.variables.trained),
             list(self.variables.others),
@@ -93,7 +94,7 @@ _runners: KeptPrograms[Runner] = KeptPrograms(KEPT)
 
 
 def runner(request: Request, element: Tree) -> Runner:
-    """The pipeline for a request and the shape of an element; those used last are kept."""
+    """The pipeline for a request and the shape of an element. The most recently used ones are kept."""
     systems.reserve()
     system = systems.system(request.ordinal)
     place = placement_on(system, request.pipelining.device_count)
@@ -109,11 +110,13 @@ def _make(request: Request, element: Tree, place: Placement) -> Runner:
     return Runner(variables, optimizer, loop, layout, place)
 
 
-def _discover(functions: Functions, element: Tree, place: Placement) -> tuple[_Variables, Any]:
-    """Trace all functions to learn which variables they use, and with which optimizer they are trained."""
-    received: Any = []
-    used: list[dict[int, Any]] = []
-    outputs: list[Any] = []
+def _discover(
+    functions: Functions, element: Tree, place: Placement
+) -> tuple[_Variables, keras.optimizers.Optimizer | None]:
+    """Trace all functions to learn which variables they use, and which optimizer trains them."""
+    received: list[Any] = []
+    used: list[dict[int, keras.Variable]] = []
+    outputs: list[OptimizerFunctionOutput] = []
     for number in range(len(functions.stages)):
         scope = VariableScope()
         trained = number == functions.last and functions.optimizer_function is not None
@@ -140,8 +143,12 @@ def _discover(functions: Functions, element: Tree, place: Placement) -> tuple[_V
     return _Variables(tuple(chosen), tuple(others), numbers(is_trained), numbers(is_other)), optimizer
 
 
-def _probe(functions: Functions, number: int, scope: VariableScope, outputs: list[Any] | None) -> Callable[..., Any]:
-    def probe(received: Any, element: Tree) -> Any:
+def _probe(
+    functions: Functions, number: int, scope: VariableScope, outputs: list[OptimizerFunctionOutput] | None
+) -> Callable[[Arrays, Tree], Tree]:
+    """One stage, to be traced: `scope` notes its variables, `outputs` takes what `optimizer_function` returns."""
+
+    def probe(received: Arrays, element: Tree) -> Tree:
         with scope:
             values = functions.call(number, received, element)
             if outputs is not None and functions.optimizer_function is not None:
@@ -151,15 +158,15 @@ def _probe(functions: Functions, number: int, scope: VariableScope, outputs: lis
     return probe
 
 
-def _check(optimizer: Any, variables: Sequence[Any]) -> None:
+def _check(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:
     if not variables:
         raise RuntimeError(
             "The pipeline has nothing to train: its stages use no trainable variable. Use Keras layers or variables "
-            "made outside the stages."
+            "that you create outside the stages."
         )
     if any(isinstance(v.value, jax.core.Tracer) for v in optimizer.variables):
         raise ValueError(
-            "The optimizer is made inside `optimizer_function`, which is traced more than once. Make it outside."
+            "The optimizer is created inside `optimizer_function`, which is traced more than once. Create it outside."
         )
     if not optimizer.built:
         optimizer.build(list(variables))

@@ -1,7 +1,7 @@
-"""Stages that are plain functions: each gets what the one before returned, and the first an element of the data.
+"""Stages that are plain functions: the first takes an element of the data, each other what the one before returned.
 
-How a function's Keras variables get their values is up to the `Binding`: those of `pipelining_ops.pipeline` exist
-beforehand, those of an estimator are created anew in each call.
+A `Binding` gives the functions' Keras variables their values. With `pipelining_ops.pipeline` the variables exist
+beforehand; in an estimator every call creates them again.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from openipu import _validate as validate
 from openipu.engine.devices.placement import Placement
 from openipu.engine.loop.arrays import rows_of
 from openipu.engine.pipeline.runtime.stage_function import Arrays, StageContext, StageFunction, StageResults
 from openipu.engine.pipeline.runtime.variable_store import zero_filled
 from openipu.engine.program.program_trace import stage_of_pipeline
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +27,11 @@ from .assemble import ModelInStages, StageVariables, gradient_map, on_replica
 from .optimizer_output import OptimizerFunctionOutput
 
 NewState = Callable[[], Arrays]
+"""Returns the values of a stage's untrained variables after its function has run."""
 
 
 class Binding(Protocol):
-    """The variables of functions, by number in a state's trainable and non-trainable part."""
+    """The variables of functions, numbered as in the trainable and the non-trainable part of a `State`."""
 
     @property
     def weights(self) -> tuple[tuple[int, ...], ...]:
@@ -40,30 +42,30 @@ class Binding(Protocol):
         """For each stage, the other variables it uses."""
 
     def bound(self, stage: int, weights: Arrays, state: Arrays) -> AbstractContextManager[NewState]:
-        """While active, the variables of a stage have these values; gives a function that returns the new state."""
+        """While active, the variables of a stage have these values. Yields a function that returns the new state."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Functions:
-    """What a user wrote."""
+    """The functions that make up a pipeline: the user's own, and how data goes in and results come out."""
 
     stages: tuple[Callable[..., Any], ...]
     optimizer_function: Callable[..., Any] | None
-    """In training, gives an `OptimizerFunctionOutput` from the last stage's outputs."""
+    """In training, takes the last stage's outputs and returns an `OptimizerFunctionOutput`."""
     results: Callable[[list[Any], Any, Tree], Tree]
-    """`results(outputs, loss, data)`: what leaves the last stage for each micro-batch."""
+    """`results(outputs, loss, data)` returns what leaves the last stage for each micro-batch."""
     element: Callable[[Tree], tuple[Sequence[Any], Tree]]
-    """An element of the feed as the inputs of the whole run and the data."""
+    """Splits an element of the feed into the inputs, which are the same for all micro-batches, and the data."""
     metrics: Callable[[Arrays, Any, Tree], Arrays] = lambda metrics, *_: list(metrics)
-    """`metrics(metrics, loss, data)`: the metrics after one more micro-batch, in training."""
+    """In training, `metrics(metrics, loss, data)` returns the metrics after one more micro-batch."""
 
     @property
     def last(self) -> int:
         """The number of the last stage."""
         return len(self.stages) - 1
 
-    def call(self, stage: int, received: Any, element: Tree) -> list[Any]:
-        """A stage's outputs as a list."""
+    def call(self, stage: int, received: Sequence[Any], element: Tree) -> list[Any]:
+        """A stage's outputs as a list. The first stage ignores `received`, the others ignore `element`."""
         with stage_of_pipeline():
             if stage:
                 outputs = self.stages[stage](*received)
@@ -76,13 +78,13 @@ class Functions:
             return []
         return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
 
-    def optimized(self, outputs: Sequence[Any]) -> Any:
-        """The `OptimizerFunctionOutput` of the last stage's outputs."""
+    def optimized(self, outputs: Sequence[Any]) -> OptimizerFunctionOutput:
+        """What `optimizer_function` returns for the last stage's outputs."""
         assert self.optimizer_function is not None
         result = self.optimizer_function(*outputs)
         if not isinstance(result, OptimizerFunctionOutput):
             raise TypeError(
-                f"`optimizer_function` returned a {type(result).__name__}. Return `OptimizerFunctionOutput(optimizer, "
+                f"`optimizer_function` returned {validate.a(result)}. Return `OptimizerFunctionOutput(optimizer, "
                 "loss)`."
             )
         return result
@@ -95,13 +97,14 @@ class _Stage:
     functions: Functions
     binding: Binding
     number: int
-    optimizer: Any
+    optimizer: keras.optimizers.Optimizer | None
     common: tuple[int, ...]
-    structures: dict[int, Any] = field(repr=False)
-    """How the boundary into each stage is built up; known once the stage before has been traced."""
+    """Numbers of the optimizer's variables that every stage has."""
+    structures: dict[int, jax.tree_util.PyTreeDef] = field(repr=False)
+    """The structure of the boundary into each stage, known once the stage before has been traced."""
 
     def run(self, weights: Arrays, boundary: Arrays, context: StageContext) -> tuple[Any, StageResults]:
-        """One micro-batch, see `StageFunction`."""
+        """Run one micro-batch as `StageFunction.run` does."""
         functions = self.functions
         received = jax.tree.unflatten(self.structures[self.number], boundary) if self.number else ()
         with self.binding.bound(self.number, weights, context.state) as new_state:
@@ -117,9 +120,11 @@ class _Stage:
         result = jax.tree.map(jnp.asarray, functions.results(outputs, loss, data))
         return self._scaled(loss, context.optimizer), StageResults(state, metrics, result)
 
-    def _scaled(self, loss: Any, optimizer: Arrays) -> Any:
+    def _scaled(self, loss: Array | None, optimizer: Arrays) -> Array | None:
+        """The loss as the optimizer scales it, without axes."""
         if loss is None:
             return None
+        assert self.optimizer is not None
         variables = self.optimizer.variables
         mapping = zip(variables, zero_filled(variables, self.common, optimizer), strict=True)
         with keras.StatelessScope(state_mapping=list(mapping)):
@@ -129,14 +134,14 @@ class _Stage:
 def functions_in_stages(
     functions: Functions,
     binding: Binding,
-    variables: tuple[Sequence[Any], Sequence[Any]],
-    optimizer: Any,
+    variables: tuple[Sequence[keras.Variable], Sequence[keras.Variable]],
+    optimizer: keras.optimizers.Optimizer | None,
     place: Placement,
 ) -> ModelInStages:
-    """Functions as a model in stages. `variables` are those that are trained and the others."""
+    """Functions as a model in stages. `variables` has the variables to train, then all others."""
 
     def stages(common: Sequence[int]) -> tuple[StageFunction, ...]:
-        structures: dict[int, Any] = {}
+        structures: dict[int, jax.tree_util.PyTreeDef] = {}
         change = gradient_map(optimizer, common)
         found = []
         for number in range(len(functions.stages)):

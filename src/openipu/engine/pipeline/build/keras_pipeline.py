@@ -1,9 +1,8 @@
-"""A Keras model and its options -> its stages and how they run, and the loop that runs them."""
+"""A Keras model and its options -> its stages, how they run, and the loop that runs them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from openipu import _validate as validate
 from openipu.engine.core.keras_steps import make_outcome
@@ -17,6 +16,8 @@ from openipu.engine.pipeline.partition.assignment import stages_of_model
 from openipu.engine.pipeline.partition.split import Stage
 from openipu.engine.pipeline.runtime.stage_layout import StageLayout
 from openipu.engine.pipeline.runtime.stage_loop import StageLoop
+
+import keras
 
 from .assemble import make_loop
 from .keras_stages import stages_of_keras_model
@@ -37,8 +38,8 @@ class KerasPipeline:
     pipelining: Pipelining
 
 
-def make_keras_pipeline(model: Any, mode: Mode, options: Options) -> KerasPipeline:
-    """The pipeline of a built model, after its rules have been checked."""
+def make_keras_pipeline(model: keras.Model, mode: Mode, options: Options) -> KerasPipeline:
+    """The pipeline of a built model, after all rules have been checked."""
     check_model(model)
     if not is_built(model):
         raise RuntimeError(
@@ -55,13 +56,18 @@ def make_keras_pipeline(model: Any, mode: Mode, options: Options) -> KerasPipeli
 
 
 def make_keras_loop(
-    model: Any, mode: Mode, place: Placement, options: Options, pipeline: KerasPipeline, live: StepLogs | None = None
+    model: keras.Model,
+    mode: Mode,
+    place: Placement,
+    options: Options,
+    pipeline: KerasPipeline,
+    live: StepLogs | None = None,
 ) -> tuple[StageLoop, StageLayout]:
-    """The loop of a pipelined Keras model, and how its state lies on the devices."""
+    """The loop of a pipelined Keras model, and the layout of its state on the devices."""
     pipelining = pipeline.pipelining
     if pipelining.accumulate_outfeed:
         validate.no_effect(
-            {"accumulate_outfeed": "metrics are those of all micro-batches and leave once per execution anyway"}
+            {"accumulate_outfeed": "metrics cover all micro-batches and leave the program once per execution anyway"}
         )
     if pipelining.updates.offload_optimizer:
         validate.no_effect(

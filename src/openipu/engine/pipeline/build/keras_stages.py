@@ -1,8 +1,9 @@
 """The stages of a Keras model as functions that the executor runs.
 
-All stages but the last only run their part of the graph. The last one is Keras' own step (loss, metrics, loss scaling),
-in which the model's outputs come from its part of the graph. Losses that layers add (regularizers, `add_loss`) travel
-with the boundary as one number, so that the last stage's loss is the model's, and gradients find their way back.
+All stages but the last only run their part of the graph. The last stage is Keras' own step (loss, metrics, loss
+scaling), except that the model's outputs come from the last part of the graph. Losses that layers add (regularizers,
+`add_loss`) travel with the boundary as one number, so the last stage computes the whole loss and gradients find their
+way back.
 """
 
 from __future__ import annotations
@@ -16,33 +17,37 @@ from openipu.engine.core.model_state import variables_of
 from openipu.engine.core.state import Mode, State
 from openipu.engine.devices.placement import Placement
 from openipu.engine.loop.arrays import rows_of
-from openipu.engine.pipeline.partition.split import Stage, run_stage
+from openipu.engine.pipeline.partition.split import Boundary, Stage, run_stage
 from openipu.engine.pipeline.runtime.stage_function import Arrays, StageContext, StageFunction, StageResults
 from openipu.engine.pipeline.runtime.variable_store import zero_filled
+from openipu.engine.types import Array, Tree
 
 import jax
 import keras
 
 from .assemble import ModelInStages, StageVariables, gradient_map, on_replica
 
+Received = tuple[Boundary, Array | None]
+"""What a stage gets from the one before: the boundary, and the sum of the losses that layers have added so far."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _KerasStage:
     """One stage in one mode."""
 
-    model: Any
+    model: keras.Model
     mode: Mode
     stage: Stage
     weights: tuple[int, ...]
     state: tuple[int, ...]
     common: tuple[int, ...]
     """Numbers of the optimizer's variables that every stage has."""
-    structures: dict[int, Any] = field(repr=False)
-    """How the boundary into each stage is built up; known once the stage before has been traced."""
+    structures: dict[int, jax.tree_util.PyTreeDef] = field(repr=False)
+    """The structure of the boundary into each stage, known once the stage before has been traced."""
 
     def run(self, weights: Arrays, boundary: Arrays, context: StageContext) -> tuple[Any, StageResults]:
-        """One micro-batch, see `StageFunction`."""
-        received = ((), None)
+        """Run one micro-batch as `StageFunction.run` does."""
+        received: Received = ((), None)
         if self.stage.index:
             received = jax.tree.unflatten(self.structures[self.stage.index], boundary)
         if self.stage.last:
@@ -52,8 +57,8 @@ class _KerasStage:
         flat, self.structures[self.stage.index + 1] = jax.tree.flatten((sent, extra))
         return flat, StageResults(state, [], None)
 
-    def _call(self, weights: Arrays, state: Arrays, received: Any, x: Any) -> tuple[Any, Any, Arrays]:
-        """The stage's part of the graph: its outputs, the sum of added losses so far, and its new state."""
+    def _call(self, weights: Arrays, state: Arrays, received: Received, x: Tree) -> tuple[Tree, Array | None, Arrays]:
+        """Run the stage's part of the graph: its outputs, the sum of added losses so far, and its new state."""
         pairs, extra = received
         trainable = [self.model.trainable_variables[n] for n in self.weights]
         others = [self.model.non_trainable_variables[n] for n in self.state]
@@ -65,11 +70,12 @@ class _KerasStage:
                 extra = _total([extra, *scope.losses, *_penalties(self.stage.variables)])
         return outputs, extra, [scope.get_current_value(v) for v in others]
 
-    def _last(self, weights: Arrays, received: Any, context: StageContext) -> tuple[Any, StageResults]:
+    def _last(self, weights: Arrays, received: Received, context: StageContext) -> tuple[Any, StageResults]:
+        """Run Keras' own step, in which this stage's part of the graph stands in for the whole model."""
         model = self.model
         whole = self._whole_state(weights, context)
 
-        def call(trainable: Any, non_trainable: Any, x: Any, return_losses: bool = False, **_: Any) -> Any:
+        def call(trainable: Arrays, non_trainable: Arrays, x: Tree, return_losses: bool = False, **_: Any) -> Any:
             own = [trainable[n] for n in self.weights], [non_trainable[n] for n in self.state]
             outputs, extra, state = self._call(*own, received, x)
             new = list(non_trainable)
@@ -89,7 +95,7 @@ class _KerasStage:
         return loss, StageResults([state[n] for n in self.state], list(metrics), result)
 
     def _whole_state(self, weights: Arrays, context: StageContext) -> State:
-        """The state that Keras asks for, with zeros for what other stages have; nothing here reads those."""
+        """The state that Keras asks for. What other stages hold is zero here, and nothing reads it."""
         owners = variables_of(self.model, self.mode)
         return State(
             zero_filled(owners.trainable, self.weights, weights),
@@ -99,25 +105,25 @@ class _KerasStage:
         )
 
 
-def _total(losses: Sequence[Any]) -> Any:
-    """The sum of those that are there, or None."""
+def _total(losses: Sequence[Array | None]) -> Array | None:
+    """The sum of the losses that are not None, or None if there are none."""
     present = [keras.ops.sum(loss) for loss in losses if loss is not None]
     return sum(present[1:], present[0]).astype("float32") if present else None
 
 
-def _penalties(variables: Sequence[Any]) -> list[Any]:
+def _penalties(variables: Sequence[keras.Variable]) -> Arrays:
     """What the regularizers of a stage's own weights add to the loss."""
     return [v.regularizer(v) for v in variables if v.trainable and getattr(v, "regularizer", None) is not None]
 
 
-def stages_of_keras_model(model: Any, mode: Mode, stages: Sequence[Stage], place: Placement) -> ModelInStages:
-    """The stages of a Keras model as the executor runs them in `mode`."""
+def stages_of_keras_model(model: keras.Model, mode: Mode, stages: Sequence[Stage], place: Placement) -> ModelInStages:
+    """A Keras model as the executor runs it in `mode`."""
     owners, optimizer = variables_of(model, mode), model.optimizer if mode == "train" else None
     weights = StageVariables(owners.trainable, _used(stages, owners.trainable))
     state = StageVariables(owners.non_trainable, _used(stages, owners.non_trainable))
 
     def functions(common: Sequence[int]) -> tuple[StageFunction, ...]:
-        structures: dict[int, Any] = {}
+        structures: dict[int, jax.tree_util.PyTreeDef] = {}
         change = gradient_map(optimizer, common)
         found = []
         for stage, trained, others in zip(stages, weights.used, state.used, strict=True):
@@ -129,8 +135,8 @@ def stages_of_keras_model(model: Any, mode: Mode, stages: Sequence[Stage], place
     return ModelInStages(weights, state, optimizer, functions)
 
 
-def _used(stages: Sequence[Stage], variables: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
-    """For each stage, the numbers of those variables that it uses."""
+def _used(stages: Sequence[Stage], variables: Sequence[keras.Variable]) -> tuple[tuple[int, ...], ...]:
+    """For each stage, the numbers of the variables that it uses."""
     number = {id(v): i for i, v in enumerate(variables)}
     return tuple(
         tuple(sorted({number[id(v)] for v in (*stage.variables, *stage.borrows) if id(v) in number}))

@@ -2,59 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from openipu import _validate as validate
+from openipu.engine.types import Array
 
 import jax
 import keras
 
 
 class OptimizerFunctionOutput:
-    """What the `optimizer_function` of a training pipeline returns: the loss, and the optimizer that makes it small.
+    """The loss to minimize and the optimizer that does so, as the `optimizer_function` of a pipeline returns them.
 
     Args:
         opt: A Keras optimizer, or one of `ipu.optimizers`.
         loss: The loss of one micro-batch: a tensor without axes.
-        compute_gradients_args: Must be empty: JAX computes the gradients.
-        compute_gradients_kwargs: Must be empty, too.
-        apply_gradients_args: More arguments for the optimizer's `apply`.
-        apply_gradients_kwargs: More keyword arguments for the optimizer's `apply`.
+        compute_gradients_args: Must be empty, because JAX computes the gradients.
+        compute_gradients_kwargs: Must be empty as well.
+        apply_gradients_args: Accepted for scripts that pass it, and not used.
+        apply_gradients_kwargs: Accepted for scripts that pass it, and not used.
         variables: The variables to train; by default all trainable ones that the stages use.
-        tape: Recorded gradients. There is no tape here; accepted for scripts that give one.
-        gradient_capture_context: Captured gradients. There are none here; accepted for scripts that give it.
-        captured_gradient_outfeed: Where captured gradients go; needs one of the two above.
+        tape: Accepted for scripts that pass one. There are no gradient tapes here.
+        gradient_capture_context: Accepted for scripts that pass one. Gradients are not captured here.
+        captured_gradient_outfeed: Where captured gradients go; needs `tape` or `gradient_capture_context`.
     """
 
     def __init__(
         self,
-        opt: Any,
-        loss: Any,
+        opt: keras.optimizers.Optimizer,
+        loss: Array | keras.KerasTensor,
         compute_gradients_args: tuple[Any, ...] | None = None,
         compute_gradients_kwargs: dict[str, Any] | None = None,
         apply_gradients_args: tuple[Any, ...] | None = None,
         apply_gradients_kwargs: dict[str, Any] | None = None,
-        variables: Any = None,
-        tape: Any = None,
-        gradient_capture_context: Any = None,
-        captured_gradient_outfeed: Any = None,
+        variables: Sequence[keras.Variable] | None = None,
+        tape: object = None,
+        gradient_capture_context: object = None,
+        captured_gradient_outfeed: object = None,
     ) -> None:
-        if not isinstance(opt, keras.optimizers.Optimizer):
-            raise TypeError(f"`opt` is {opt!r}. Give a Keras optimizer, or one of `ipu.optimizers`.")
+        self.opt = validate.instance("opt", opt, keras.optimizers.Optimizer)
         if not isinstance(loss, jax.Array | keras.KerasTensor):
-            raise TypeError(f"`loss` is {loss!r}. Give a tensor.")
-        self.opt, self.loss = opt, loss
+            raise TypeError(f"`loss` is {validate.a(loss)}. Give a tensor.")
+        self.loss = loss
         self.compute_gradients_args = _tuple("compute_gradients_args", compute_gradients_args)
-        self.compute_gradients_kwargs = _keywords("compute_gradients_kwargs", compute_gradients_kwargs)
+        self.compute_gradients_kwargs = validate.mapping(
+            "compute_gradients_kwargs", compute_gradients_kwargs, optional=True
+        )
         self.apply_gradients_args = _tuple("apply_gradients_args", apply_gradients_args)
-        self.apply_gradients_kwargs = _keywords("apply_gradients_kwargs", apply_gradients_kwargs)
+        self.apply_gradients_kwargs = validate.mapping("apply_gradients_kwargs", apply_gradients_kwargs, optional=True)
         if self.compute_gradients_args or self.compute_gradients_kwargs:
             raise ValueError(
-                "`compute_gradients_args` and `compute_gradients_kwargs` do not go with a Keras optimizer. Leave them "
-                "out; `variables` says what to train."
+                "`compute_gradients_args` and `compute_gradients_kwargs` do not work with a Keras optimizer. Leave "
+                "them out; `variables` says what to train."
             )
         if variables is not None and tape is not None:
-            raise ValueError("`variables` and `tape` say the same thing in two ways. Give `variables`.")
+            raise ValueError("`variables` and `tape` both say what to train. Give `variables` only.")
         if tape is not None and gradient_capture_context is not None:
             raise ValueError("`tape` and `gradient_capture_context` exclude each other. Give neither.")
         if captured_gradient_outfeed is not None and tape is None and gradient_capture_context is None:
@@ -75,13 +78,5 @@ class OptimizerFunctionOutput:
         )
 
 
-def _tuple(name: str, value: Any) -> tuple[Any, ...]:
-    if value is not None and not isinstance(value, tuple):
-        raise TypeError(f"`{name}` is {value!r}. Give a tuple.")
-    return value or ()
-
-
-def _keywords(name: str, value: Any) -> dict[str, Any]:
-    if value is not None and not isinstance(value, dict):
-        raise TypeError(f"`{name}` is {value!r}. Give a dictionary.")
-    return dict(value or {})
+def _tuple(name: str, value: tuple[Any, ...] | None) -> tuple[Any, ...]:
+    return validate.instance(name, value, tuple, optional=True) or ()

@@ -1,11 +1,12 @@
-"""The rules of pipelines, checked before anything compiles.
+"""The rules for pipelines, checked before anything compiles.
 
-Which stage a layer may be in is checked in partition/split.py, the numbers of a schedule in schedule/schedules.py.
+Two kinds of rules are elsewhere: partition/split.py checks which stage a layer may be in, and schedule/schedules.py
+checks the numbers of a schedule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from openipu.engine.core.pipelining import Pipelining
@@ -13,79 +14,81 @@ from openipu.engine.core.updates import Updates
 from openipu.engine.pipeline.partition.split import Stage
 from openipu.engine.schedule.schedules import check as check_schedule
 
+import keras
+
 _STEPS = ("train_step", "test_step", "predict_step")
 _FUNCTIONS = ("make_train_function", "make_test_function", "make_predict_function")
 
 
-def check_model(model: Any) -> None:
-    """Raise where the model's class does by itself what stages have to do."""
+def check_model(model: keras.Model) -> None:
+    """Raise if the model's class overrides a step, because stages replace Keras' own steps."""
     own = [name for name in (*_STEPS, *_FUNCTIONS) if _is_users(getattr(type(model), name))]
     if own:
         raise RuntimeError(
-            f"Model {model.name!r} has a `{own[0]}` of its own, but a pipelined model's steps are cut into stages. "
-            f"Remove `{own[0]}` (a custom loss, metric, layer or callback may do what it does), or use "
+            f"Model {model.name!r} has a `{own[0]}` of its own, but the steps of a pipelined model are cut into "
+            f"stages. Remove `{own[0]}` (a custom loss, metric, layer or callback may do its work), or call "
             "`reset_pipeline_stage_assignment`."
         )
 
 
-def _is_users(function: Any) -> bool:
+def _is_users(function: Callable[..., Any]) -> bool:
     return function.__module__.split(".")[0] not in ("keras", "openipu")
 
 
 def check_all_devices_used(pipelining: Pipelining) -> None:
-    """Raise where the mapping leaves a device of the replica without a stage."""
+    """Raise if the mapping leaves a device of the replica without a stage."""
     devices = pipelining.devices
     unused = sorted(set(range(max(devices))) - set(devices))
     if unused:
         raise ValueError(
-            f"`device_mapping` {list(devices)} leaves out device {unused[0]} although it uses device {max(devices)}. "
+            f"`device_mapping` is {list(devices)}, which leaves out device {unused[0]} but uses device {max(devices)}. "
             "Number the devices of a replica 0, 1, 2, ... without gaps."
         )
 
 
 def check_accumulation_is_set(pipelining: Pipelining) -> None:
-    """Raise where a Keras model still has the default of one micro-batch per update, and its schedule needs more."""
+    """Raise if a Keras model still has the default of one micro-batch per update and its schedule needs more."""
     multiple, stages = pipelining.multiple(), len(pipelining.devices)
     if pipelining.updates.steps == 1 and multiple > 1:
         raise ValueError(
             "The model is pipelined, but `gradient_accumulation_steps_per_replica` has not been set (it is 1). "
-            f"{type(pipelining.schedule).__name__} with {stages} stages needs a multiple of {multiple}: use "
+            f"{type(pipelining.schedule).__name__} with {stages} stages needs a multiple of {multiple}: call "
             f"`set_pipelining_options(gradient_accumulation_steps_per_replica={multiple})`."
         )
 
 
 def check_micro_batches(pipelining: Pipelining, option: str) -> None:
-    """Raise where the schedule cannot run the micro-batches of an update; `option` is where users give their number."""
+    """Raise if the schedule cannot run this number of micro-batches per update, which users set with `option`."""
     devices, name = pipelining.devices, type(pipelining.schedule).__name__
     check_schedule(len(devices), pipelining.updates.steps, devices, pipelining.multiple(), name, option)
 
 
 def one_dtype(updates: Updates) -> Updates:
-    """The same updates; raises where gradients have different dtypes, because a stage accumulates them together."""
+    """The same updates. Raises if gradients have different dtypes, because a stage accumulates them together."""
     dtype = updates.accumulation.dtype
     if isinstance(dtype, tuple):
         raise ValueError(
-            f"Gradients are to be accumulated in {', '.join(sorted(set(dtype)))}, but a pipelined model accumulates "
-            "all of them in one dtype. Give its name."
+            f"`gradient_accumulation_dtype` asks for {', '.join(sorted(set(dtype)))}, but a pipelined model "
+            "accumulates all gradients in one dtype. Give the name of one."
         )
     return updates
 
 
 def check_shared_state(stages: Sequence[Stage], devices: Sequence[int]) -> None:
-    """Raise where stages on two devices share a layer with moving statistics: each would have its own."""
+    """Raise if stages on two devices share a layer with moving statistics: each device would have its own."""
     for stage in stages:
         for variable in stage.borrows:
             owner = next(other for other in stages if any(v is variable for v in other.variables))
             far = devices[owner.index] != devices[stage.index]
             if far and not variable.trainable and "float" in variable.dtype and _is_trained_with(variable, stage):
                 raise ValueError(
-                    f"{variable.path!r} is state that training changes, used by stages {owner.index} and "
-                    f"{stage.index} on different devices. Put both on one device with `device_mapping`, or use a layer "
-                    "of its own in each stage."
+                    f"Training changes {variable.path!r}, which is used by stages {owner.index} and {stage.index} on "
+                    "different devices. Put both stages on one device with `device_mapping`, or use a separate layer "
+                    "in each stage."
                 )
 
 
-def _is_trained_with(variable: Any, stage: Stage) -> bool:
-    """Whether a non-trainable variable belongs to a layer that is trained, so that it is more than a frozen weight."""
+def _is_trained_with(variable: keras.Variable, stage: Stage) -> bool:
+    """Whether a non-trainable variable belongs to a layer that is trained, so it is more than a frozen weight."""
     layers = [node.operation for node in stage.nodes if node.is_layer]
     return any(layer.trainable and any(v is variable for v in layer.variables) for layer in layers)

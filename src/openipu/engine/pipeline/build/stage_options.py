@@ -1,12 +1,14 @@
-"""Options of the original's libraries for one stage of a pipeline."""
+"""Options for one stage of a pipeline that the original passes to its libraries."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from openipu import _validate as validate
+
 
 class PipelineStageOptions:
-    """Options of the original's libraries for one stage. They are kept and checked; XLA has no such options.
+    """Options for one stage that the original passes to its libraries. They are checked and kept, but have no effect.
 
     Args:
         convolution_options: For convolutions.
@@ -20,23 +22,18 @@ class PipelineStageOptions:
         matmul_options: dict[str, Any] | None = None,
         slice_options: dict[str, Any] | None = None,
     ) -> None:
-        self.convolution_options = _options("convolution_options", convolution_options)
-        self.matmul_options = _options("matmul_options", matmul_options)
-        self.slice_options = _options("slice_options", slice_options)
+        self.convolution_options = validate.mapping("convolution_options", convolution_options, optional=True)
+        self.matmul_options = validate.mapping("matmul_options", matmul_options, optional=True)
+        self.slice_options = validate.mapping("slice_options", slice_options, optional=True)
 
 
-def check_stage_options(name: str, value: Any, stages: int | None = None) -> None:
-    """Raise unless `value` holds options for each of the stages, or for the update of the weights."""
-    listed = not name.startswith("weight_update")
-    values = value if listed and isinstance(value, list | tuple) else [value]
-    if (listed and not isinstance(value, list | tuple)) or not all(isinstance(v, PipelineStageOptions) for v in values):
-        wanted = "a list of `PipelineStageOptions`, one per stage" if listed else "one `PipelineStageOptions`"
-        raise TypeError(f"`{name}` is {value!r}. Give {wanted}.")
-    if listed and stages is not None and len(values) != stages:
-        raise ValueError(f"`{name}` has {len(values)} elements for {stages} stages. Give one for each stage.")
-
-
-def _options(name: str, value: Any) -> dict[str, Any]:
-    if value is not None and not isinstance(value, dict):
-        raise TypeError(f"`{name}` is {value!r}. Give a dictionary of options.")
-    return dict(value or {})
+def check_stage_options(name: str, value: object, stages: int | None = None) -> None:
+    """Raise unless `value` is one `PipelineStageOptions` per stage, or just one for the update of the weights."""
+    if name.startswith("weight_update"):
+        validate.instance(name, value, PipelineStageOptions)
+        return
+    listed = validate.sequence(name, value)
+    for number, options in enumerate(listed):
+        validate.instance(f"{name}[{number}]", options, PipelineStageOptions)
+    if stages is not None and len(listed) != stages:
+        raise ValueError(f"`{name}` has {len(listed)} elements for {stages} stages. Give one for each stage.")

@@ -1,1 +1,1 @@
-"""A model -> stages: its graph, which layer is in which stage, and automatic cuts."""
+"""Cuts models into stages: a model's graph, the stage of each layer, and automatic cuts."""

@@ -1,13 +1,13 @@
-"""A model and a number of stages -> the cut whose slowest stage is fastest.
+"""A model and a number of stages -> the cut with the fastest slowest stage.
 
-What a layer costs is estimated from the operations of its trace and the bytes it reads and writes; nothing is run.
-Layers stay in their order, and a stage is a run of them. All devices work through ticks together, so a tick takes as
-long as the slowest stage, and then as the largest boundary.
+The cost of a layer is estimated from the operations in its trace and the bytes it reads and writes; nothing is run.
+Layers keep their order, and a stage is a run of consecutive layers. All devices go through the ticks together, so a
+tick takes as long as the slowest stage plus the transfer of the largest boundary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from openipu import _validate as validate
 from openipu.engine.core.operation_count import operations
 from openipu.engine.keras_compat import api as keras_api
+from openipu.engine.types import Tree
 
 import jax
 import keras
@@ -27,11 +28,11 @@ from .run_nodes import Value, abstract_values, run_node, spec_of
 from .split import complete
 
 BYTE = 20.0
-"""Operations that take as long as reading or writing a byte of memory: some tens on CPUs, GPUs and TPUs alike."""
+"""How many operations take as long as reading or writing one byte of memory: some tens on CPUs, GPUs and TPUs."""
 LINK = 8.0
-"""How much longer it takes to send a byte to another device."""
+"""How much longer it takes to send a byte to another device than to read or write it."""
 ROWS = 32
-"""Rows of the micro-batch that costs are estimated for, where nobody says."""
+"""Rows of the micro-batch that costs are estimated for, unless the model or the caller says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,15 @@ class Balance:
 
     stages: tuple[int, ...]
     costs: tuple[float, ...]
-    """Estimates in operations."""
+    """Estimated number of operations."""
     boundaries: tuple[int, ...]
     """Bytes between each stage and the next, for one micro-batch."""
     names: tuple[str, ...]
+    """The name of each layer call."""
 
     @property
     def efficiency(self) -> float:
-        """How busy the devices are if each micro-batch takes the estimated time: mean over largest cost."""
+        """How busy the devices are if the estimates are right: the mean cost divided by the largest."""
         return sum(self.costs) / (len(self.costs) * max(self.costs))
 
     def __str__(self) -> str:
@@ -70,18 +72,18 @@ def _size(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def balanced(model: Any, graph: Graph | None, stages: int | None, inputs: Any = None) -> Balance:
-    """The best cut of a model into `stages` stages. `inputs` is a micro-batch, or gives its shapes and dtypes."""
+def balanced(model: keras.Model, graph: Graph | None, stages: int | None, inputs: Tree = None) -> Balance:
+    """The best cut of a model into `stages` stages. `inputs` is a micro-batch, or its shapes and dtypes."""
     stages = validate.count("stages", stages, least=2)
     if graph is None:
         raise RuntimeError(
-            f"Model {model.name!r} has not been built, so the costs of its layers are not known. Give it a "
+            f"Model {model.name!r} has not been built, so the costs of its layers are unknown. Give it a "
             "`keras.Input`, or call `model.build(input_shape)` first."
         )
     layers = [node for node in graph.nodes if node.is_layer]
     if len(layers) < stages:
         raise ValueError(
-            f"Model {model.name!r} has {len(layers)} layer calls, which cannot be cut into {stages} stages. "
+            f"Model {model.name!r} has {len(layers)} layer calls, too few for {stages} stages. "
             f"Use at most {len(layers)} stages."
         )
     values = _values(graph, inputs)
@@ -99,8 +101,8 @@ def balanced(model: Any, graph: Graph | None, stages: int | None, inputs: Any = 
 # --- shapes ----------------------------------------------------------------------------------------------------------
 
 
-def _values(graph: Graph, inputs: Any) -> dict[int, Value]:
-    """Every tensor of the graph, by identity, in training."""
+def _values(graph: Graph, inputs: Tree) -> dict[int, Value]:
+    """The shape of every tensor of the graph in training, by the tensor's identity."""
     if inputs is None:
         return abstract_values(graph, _nominal(graph), training=True)
     given = keras.tree.map_structure(spec_of, inputs)
@@ -108,20 +110,21 @@ def _values(graph: Graph, inputs: Any) -> dict[int, Value]:
     return abstract_values(graph, flat, training=True)
 
 
-def _nominal(graph: Graph) -> list[Any]:
+def _nominal(graph: Graph) -> list[jax.ShapeDtypeStruct]:
+    """The shapes of the model's own inputs, with `ROWS` rows if their number is open."""
     found = []
     for tensor in graph.inputs:
         shape = (tensor.shape[0] or ROWS, *tensor.shape[1:])
         if None in shape:
             raise ValueError(
-                f"Input {tensor.name!r} has the shape {tensor.shape}, so what layers cost is not known. Give `inputs`, "
-                "a micro-batch as the model will see it."
+                f"Input {tensor.name!r} has the shape {tensor.shape}, so the costs of layers are unknown. Give "
+                "`inputs`, a micro-batch as the model will see it."
             )
         found.append(jax.ShapeDtypeStruct(shape, tensor.dtype))
     return found
 
 
-def _bytes(values: Any) -> int:
+def _bytes(values: Tree) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(values))
 
 
@@ -129,7 +132,7 @@ def _bytes(values: Any) -> int:
 
 
 def _costs(graph: Graph, values: dict[int, Value]) -> Iterator[float]:
-    seen: dict[Any, float] = {}
+    seen: dict[Hashable, float] = {}
     for node in graph.nodes:
         key = _signature(node, values)
         if key not in seen:
@@ -137,8 +140,8 @@ def _costs(graph: Graph, values: dict[int, Value]) -> Iterator[float]:
         yield seen[key]
 
 
-def _signature(node: Node, values: dict[int, Value]) -> Any:
-    """Equal for calls that cost the same: the same kind of operation, made alike, on the same shapes."""
+def _signature(node: Node, values: dict[int, Value]) -> Hashable:
+    """Equal for calls that cost the same: the same kind of operation, with the same settings, on the same shapes."""
     operation = node.operation
     made = operation.get_config() if node.is_layer else {k: v for k, v in _attributes(operation) if k[0] != "_"}
     made = {name: value for name, value in made.items() if name != "name"}
@@ -147,15 +150,15 @@ def _signature(node: Node, values: dict[int, Value]) -> Any:
     return type(operation), repr(made), repr(shapes), repr([(v.shape, v.dtype) for v in node.variables])
 
 
-def _attributes(operation: Any) -> list[tuple[str, Any]]:
+def _attributes(operation: object) -> list[tuple[str, Any]]:
     return list(vars(operation).items()) if hasattr(operation, "__dict__") else []
 
 
 def _cost(node: Node, values: dict[int, Value]) -> float:
-    """Operations of a forward pass, and what its memory traffic takes in the same unit."""
+    """The operations of a forward pass, plus its memory traffic expressed as operations."""
     variables, tensors = node.variables, node.inputs
 
-    def run(weights: list[Any], given: list[Value]) -> Any:
+    def run(weights: list[Any], given: list[Value]) -> list[Any]:
         env: dict[int, Any] = {}
         for tensor, (value, mask) in zip(tensors, given, strict=True):
             if mask is not None:
@@ -172,7 +175,7 @@ def _cost(node: Node, values: dict[int, Value]) -> float:
 
 
 def cost_of(closed: ClosedJaxpr) -> float:
-    """What a traced program costs, as `_cost` estimates it for a layer."""
+    """The cost of a traced program, estimated like that of a layer."""
     given = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
     moved = _bytes(given) + _bytes([jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.out_avals])
     return operations(closed) + BYTE * moved
@@ -182,9 +185,9 @@ def cost_of(closed: ClosedJaxpr) -> float:
 
 
 def _anchors(graph: Graph) -> dict[int, int]:
-    """For each node, by identity, the number of the layer call that it stays with.
+    """For each node, by identity, the number of the layer call that it stays with, wherever the cuts are.
 
-    An operation goes where what it uses is computed: it costs there, wherever the cuts are.
+    An operation stays with the layer call that computes its inputs and adds to the cost of that call.
     """
     numbers = count()
     anchors = complete(graph, [next(numbers) if node.is_layer else None for node in graph.nodes])
@@ -192,7 +195,7 @@ def _anchors(graph: Graph) -> dict[int, int]:
 
 
 def _traffic(graph: Graph, values: dict[int, Value], anchors: dict[int, int], layers: int) -> np.ndarray:
-    """Bytes that go over a cut before each layer call, with those before the first and after the last: none."""
+    """The bytes that cross a cut before each layer call, and after the last one. At both ends nothing does."""
     last = {id(tensor): layers - 1 for tensor in keras.tree.flatten(graph.outputs)}
     for node in graph.nodes:
         for tensor in node.inputs:
@@ -205,9 +208,10 @@ def _traffic(graph: Graph, values: dict[int, Value], anchors: dict[int, int], la
 
 
 def cuts(costs: np.ndarray, traffic: np.ndarray, stages: int) -> list[int]:
-    """Where stages 1, 2, ... begin, so that a tick is shortest: the largest cost of a stage plus the largest boundary.
+    """The layer calls with which stages 1, 2, ... begin, so that a tick is as short as possible.
 
-    `traffic[i]` is what a cut before layer call i costs. Among equal cuts, the one with the least traffic is taken.
+    A tick takes the largest cost of a stage plus that of the largest boundary. `traffic[i]` is the cost of a cut before
+    layer call i. Among equally good cuts, the one with the least traffic is taken.
     """
     found: tuple[tuple[float, float], list[int]] | None = None
     for most in _thresholds(traffic[1:-1], stages - 1):
@@ -219,7 +223,7 @@ def cuts(costs: np.ndarray, traffic: np.ndarray, stages: int) -> list[int]:
 
 
 def _thresholds(traffic: np.ndarray, cuts: int, limit: int = 32) -> np.ndarray:
-    """Values that the largest boundary may have, so that there are enough smaller ones."""
+    """At most `limit` candidates for the largest boundary, each of which leaves enough places to cut."""
     values = np.unique(np.sort(traffic)[cuts - 1 :])
     chosen: np.ndarray = values[np.unique(np.linspace(0, len(values) - 1, limit).round().astype(int))]
     return chosen
@@ -229,7 +233,7 @@ def _cuts_below(costs: np.ndarray, traffic: np.ndarray, stages: int, most: float
     """The best cuts with boundaries up to `most`: the largest cost of a stage, all traffic, and where stages begin."""
     size = len(costs)
     sums = np.concatenate([[0.0], np.cumsum(costs)])
-    # stage[a, b]: the cost of a stage of layer calls a to b - 1. It has at least one.
+    # stage[a, b] is the cost of a stage of layer calls a to b - 1, of which there is at least one.
     stage = sums[None, :] - sums[:, None]
     stage[np.tril_indices(size + 1)] = np.inf
     stage[1:][traffic[1:] > most] = np.inf

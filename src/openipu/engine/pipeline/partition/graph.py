@@ -1,8 +1,8 @@
-"""A Keras model as a flat graph: which calls it makes, in an order in which they can run.
+"""A Keras model as a flat graph: the calls it makes, in an order in which they can run.
 
-Who does what: recorded_calls.py asks Keras what a model records (Functional, Sequential), traced_call.py traces its
-`call` (subclassed models). Here, nested models are replaced by what they contain, so that a stage may begin or end
-inside one.
+Who does what: recorded_calls.py reads the graph that Keras records (Functional and Sequential models), and
+traced_call.py traces `call` (subclassed models). This file replaces nested models by what they contain, so that a stage
+may begin or end inside one.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from openipu.engine.keras_compat import api as keras_api
+from openipu.engine.types import Tree
 
+import jax
 import keras
 
 from .recorded_calls import (
@@ -32,17 +34,16 @@ from .recorded_calls import (
 from .stage_marks import stage_of
 from .traced_call import noted_inputs, traced
 
-Tensor = Any
-"""A `keras.KerasTensor`: stands for a value while nothing is computed."""
-
-
+Tensor: TypeAlias = keras.KerasTensor
+"""Stands for a value while nothing is computed."""
 Training = bool | Literal["as run"] | None
+"""The `training` argument of a call: fixed, the mode of the run, or not passed."""
 
 
 class NestedCall(NamedTuple):
     """Call number `call` (from 0) of a nested model."""
 
-    model: Any
+    model: keras.Model
     call: int
 
 
@@ -51,6 +52,7 @@ class Node:
     """One call of a layer or of an operation of `keras.ops`."""
 
     operation: Any
+    """A `keras.Operation`, such as a layer, or an `Entry`."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: tuple[Tensor, ...]
@@ -61,16 +63,16 @@ class Node:
     stage: int | None
     """The stage that a `PipelineStage` gave it."""
     training: Training
-    """The `training` argument that it is told: that of the run, or one that the model's own `call` decided."""
+    """The `training` argument: the mode of the run, or a value that the model's own `call` chose."""
 
     @property
     def is_layer(self) -> bool:
-        """Whether it is a layer, which has to be in some stage. Other nodes go where their inputs are."""
+        """Whether it calls a layer, which must be given a stage. Other nodes follow their inputs."""
         return isinstance(self.operation, keras.Layer)
 
     @property
     def key(self) -> tuple[int, int]:
-        """The same for the same call in another graph of the model."""
+        """Identifies the call: equal for the same call in another graph of the model."""
         return id(self.operation), self.index
 
     @property
@@ -79,8 +81,8 @@ class Node:
         return [leaf for leaf in keras.tree.flatten((self.args, self.kwargs)) if is_symbolic(leaf)]
 
     @property
-    def variables(self) -> list[Any]:
-        """The variables that it uses: those of its layer, and those among its arguments."""
+    def variables(self) -> list[keras.Variable]:
+        """The variables that it uses: its layer's, and any among its arguments."""
         leaves = keras.tree.flatten((self.args, self.kwargs))
         own = self.operation.variables if self.is_layer else []
         return [*own, *(leaf for leaf in leaves if isinstance(leaf, keras.Variable))]
@@ -92,20 +94,20 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Graph:
-    """The calls of a model. A tensor is known by its identity; each is the output of one node, or an input."""
+    """The calls of a model. Tensors are told apart by identity; each is an input or the output of one node."""
 
-    model: Any
+    model: keras.Model
     nodes: tuple[Node, ...]
     inputs: tuple[Tensor, ...]
-    outputs: Any
+    outputs: Tree
     """Tensors in the structure of the model's outputs."""
     traced: bool
-    """Whether it comes from tracing `call`, so that it holds only for the shapes and the mode of the trace."""
+    """Whether it comes from tracing `call`, so that it is valid only for the shapes and the mode of the trace."""
     training: bool
     """The mode of the trace."""
 
-    def sources(self) -> dict[int, list[Any]]:
-        """For each node, by identity: the layers, or inputs, that it uses directly or through operations."""
+    def sources(self) -> dict[int, list[keras.Layer | Tensor]]:
+        """For each node, by identity: the layers and model inputs that it uses, directly or through operations."""
         made: dict[int, list[Any]] = {id(tensor): [tensor] for tensor in self.inputs}
         found: dict[int, list[Any]] = {}
         for node in self.nodes:
@@ -117,16 +119,16 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a nested model takes its inputs in: they get the structure, dtype and rank that it wants."""
+    """The entry into a nested model: converts inputs to the structure, dtype and rank that the model wants."""
 
-    model: Any
+    model: keras.Model
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """A name for messages."""
         return f"{self.model.name}:inputs"
 
-    def __call__(self, inputs: Any, mask: Any = None) -> list[Any]:
+    def __call__(self, inputs: Tree, mask: Tree = None) -> list[Any]:
         """The flat inputs of the nested model's graph."""
         if not has_graph(self.model):
             return converted(self.model, inputs)
@@ -137,19 +139,19 @@ class Entry:
         return values
 
 
-def graph_of(model: Any, input_spec: Any = None, training: bool = False) -> Graph:
+def graph_of(model: keras.Model, input_spec: Tree = None, training: bool = False) -> Graph:
     """The graph of a built model.
 
     Args:
         model: A Functional, Sequential or subclassed Keras model.
-        input_spec: Needed where the model's `call` has to be traced: the inputs, or anything in their structure with
-            `shape` and `dtype`. Such a graph holds for these shapes. By default those of the model's first call.
+        input_spec: Used if the model's `call` has to be traced: the inputs, or anything in their structure with `shape`
+            and `dtype`. The graph is valid for these shapes. The default is the inputs of the model's first call.
         training: The mode in which `call` is traced.
     """
     if replaces_call(model):
         raise RuntimeError(
-            f"Model {model.name!r} has a graph of layers and also a `call` of its own. A pipelined model has one of "
-            "them: remove `call`, or write the whole model as a subclass of `keras.Model`."
+            f"Model {model.name!r} has both a graph of layers and a `call` of its own, but a pipelined model can only "
+            "have one of them. Remove `call`, or write the whole model as a subclass of `keras.Model`."
         )
     known = has_graph(model)
     record = recorded(model) if known else _trace(model, input_spec, training)
@@ -161,7 +163,7 @@ def graph_of(model: Any, input_spec: Any = None, training: bool = False) -> Grap
     return Graph(model, tuple(build.nodes), inputs, _replaced(record.outputs, tensors), traced, training)
 
 
-def _trace(model: Any, spec: Any, training: bool) -> Recording:
+def _trace(model: keras.Model, spec: Tree, training: bool) -> Recording:
     spec = spec if spec is not None else _noted(model)
     leaves = keras.tree.flatten(spec)
     names = sorted(spec) if isinstance(spec, dict) and len(spec) == len(leaves) else _numbered(len(leaves))
@@ -174,7 +176,7 @@ def _numbered(count: int) -> list[str]:
     return ["inputs"] if count == 1 else [f"inputs_{i}" for i in range(count)]
 
 
-def _noted(model: Any) -> Any:
+def _noted(model: keras.Model) -> Tree:
     inputs = noted_inputs(model)
     if inputs is None:
         raise RuntimeError(
@@ -184,36 +186,40 @@ def _noted(model: Any) -> Any:
     return inputs
 
 
-def _dtype(leaf: Any) -> str:
+def _dtype(leaf: jax.Array | jax.ShapeDtypeStruct) -> str:
     return str(keras.backend.standardize_dtype(leaf.dtype))
 
 
 class _Enclosing(NamedTuple):
-    """What the calls inside a model take over from the call of that model."""
+    """What the calls inside a model inherit from the call of that model."""
 
     training: Training
-    """What a Functional model tells all its calls, even if they say something else. None leaves it to them."""
+    """The mode that a Functional model imposes on all its calls. None leaves it to the calls."""
     recorded: bool
-    """Whether these are the calls of a Functional model, which is more than those that can be computed."""
+    """Whether the calls come from a Functional model's graph, which may contain calls that cannot be computed."""
     within: tuple[NestedCall, ...] = ()
     called_in: int | None = None
+    """The `PipelineStage` in which the model was called."""
     made_in: int | None = None
+    """The `PipelineStage` in which the model was created."""
     context: list[Training] | None = None
-    """What the call last made said about the mode: Keras hands it to the next one. None at the top, where each call
-    begins anew."""
+    """The mode of the most recent call, which Keras passes on to the next one. None at the top level, where every call
+    starts afresh."""
 
 
 @dataclass(slots=True)
 class _Build:
+    """A graph under construction."""
+
     training: bool
     nodes: list[Node] = field(default_factory=list)
     counts: Counter[int] = field(default_factory=Counter)
     traced: bool = False
 
     def add(self, record: Recording, tensors: dict[int, Tensor], enclosing: _Enclosing) -> None:
-        """Append the calls of a recording. `tensors` maps what it calls its tensors to those of the graph."""
+        """Append the calls of a recording. `tensors` maps its tensors, by identity, to those of the graph."""
         for call in record.calls:
-            # Keras leaves out what it cannot compute, too.
+            # Keras also skips calls that it cannot compute.
             if enclosing.recorded and any(id(tensor) not in tensors for tensor in _symbols((call.args, call.kwargs))):
                 continue
             args, kwargs = _replaced((call.args, call.kwargs), tensors)
@@ -222,6 +228,7 @@ class _Build:
             tensors.update((id(old), new) for old, new in zip(call.outputs, outputs, strict=True))
 
     def _outputs(self, call: LayerCall, enclosing: _Enclosing) -> list[Tensor]:
+        """Add one call, or everything inside it, to the graph. Returns its outputs."""
         index = self.counts[id(call.operation)]
         self.counts[id(call.operation)] += 1
         context: list[Training] = enclosing.context if enclosing.context is not None else [None]
@@ -235,7 +242,7 @@ class _Build:
         return list(outputs)
 
     def _nested(self, call: LayerCall, told: Training, context: list[Training]) -> _Nested | None:
-        """What happens inside a call, if it is the call of a model that can be looked into."""
+        """What happens inside a call, or None if it does not call a model that can be looked into."""
         if can_be_inlined(call.operation):
             return _recorded(call, _Enclosing(told, True, context=context))
         if can_be_traced(call.operation):
@@ -249,7 +256,7 @@ class _Build:
         try:
             record = traced(model, call.args, kwargs)
         except (ValueError, RuntimeError):
-            # It can be run, but not looked into: it stays one layer.
+            # The model can be run but not looked into, so it stays a single layer.
             return None
         if any(_has_unknown_sizes(inside) for inside in record.calls):
             return None
@@ -257,7 +264,7 @@ class _Build:
         return _Nested(record, (list(_symbols((call.args, kwargs))),), enclosing)
 
     def _inline(self, call: LayerCall, nested: _Nested, index: int, enclosing: _Enclosing) -> list[Tensor]:
-        """The calls inside a nested model in place of its own; gives its outputs."""
+        """Add the calls inside a nested model in place of the call of the model. Returns its outputs."""
         record = nested.record
         inner = nested.enclosing._replace(
             within=(*enclosing.within, NestedCall(call.operation, index)),
@@ -273,16 +280,19 @@ class _Build:
 
 
 class _Nested(NamedTuple):
-    """The inside of a nested model's call."""
+    """What happens inside the call of a nested model."""
 
     record: Recording
     args: tuple[Any, ...]
-    """What its `Entry` is called with."""
+    """The arguments of its `Entry`."""
     enclosing: _Enclosing
 
 
 def _recorded(call: LayerCall, enclosing: _Enclosing) -> _Nested | None:
-    def plain(inputs: Any, training: Any = None, mask: Any = None) -> _Nested:  # noqa: ARG001 - it is in `enclosing`
+    """The inside of a model with a graph, or None if the call has arguments that such models do not take."""
+
+    # `training` is already in `enclosing`.
+    def plain(inputs: Tree, training: object = None, mask: Tree = None) -> _Nested:  # noqa: ARG001
         return _Nested(recorded(call.operation), (inputs, mask), enclosing)
 
     try:
@@ -292,7 +302,7 @@ def _recorded(call: LayerCall, enclosing: _Enclosing) -> _Nested | None:
 
 
 def _told(call: LayerCall, by_model: Training, before: Training) -> Training:
-    """The mode of a call: what its model tells it, what it says itself, what the call before said, its default."""
+    """The mode of a call: its model's, else its own argument, else that of the call before, else its default."""
     if not isinstance(call.operation, keras.Layer):
         return before
     if by_model is not None:
@@ -304,13 +314,13 @@ def _told(call: LayerCall, by_model: Training, before: Training) -> Training:
 
 
 def _has_unknown_sizes(call: LayerCall) -> bool:
-    """Whether an operation was told a shape of which it was not known how many rows there will be."""
+    """Whether an operation has a shape among its settings whose number of rows is unknown."""
     if isinstance(call.operation, keras.Layer):
         return False
     return any(isinstance(value, tuple | list) and None in value for value in vars(call.operation).values())
 
 
-def _made_in(operation: Any) -> int | None:
+def _made_in(operation: keras.Operation) -> int | None:
     return stage_of(operation) if isinstance(operation, keras.Layer) else None
 
 
@@ -322,9 +332,9 @@ def _fresh(tensor: Tensor) -> Tensor:
     return keras.KerasTensor(tensor.shape, tensor.dtype, sparse=tensor.sparse, name=tensor.name)
 
 
-def _symbols(tree: Any) -> Iterator[Tensor]:
+def _symbols(tree: Tree) -> Iterator[Tensor]:
     return (leaf for leaf in keras.tree.flatten(tree) if is_symbolic(leaf))
 
 
-def _replaced(tree: Any, tensors: dict[int, Tensor]) -> Any:
+def _replaced(tree: Tree, tensors: dict[int, Tensor]) -> Any:
     return keras.tree.map_structure(lambda leaf: tensors[id(leaf)] if is_symbolic(leaf) else leaf, tree)

@@ -1,7 +1,7 @@
 """One traced function -> stages: its operations in their order, cut where layers begin.
 
-A stage has the variables that its operations use. What an operation needs from an earlier stage travels over the
-boundaries between them; the micro-batch is there on every device.
+A stage has the variables that its operations use. Whatever an operation needs from an earlier stage travels over the
+boundaries between them. Every device has the micro-batch.
 """
 
 from __future__ import annotations
@@ -13,23 +13,27 @@ from typing import Any, NamedTuple
 
 from openipu.engine.pipeline.runtime.stage_function import Arrays, StageContext, StageFunction, StageResults, specs_of
 from openipu.engine.pipeline.runtime.variable_store import zero_filled
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from .balance import BYTE, LINK, cost_of, cuts
 
+Atom = Var | Literal
+"""An argument or a result of an operation in a jaxpr."""
+
 
 class FunctionInputs(NamedTuple):
-    """What the whole function sees."""
+    """The arguments of the whole function: values, or their shapes to trace it with."""
 
     weights: Arrays
     state: Arrays
     optimizer: Arrays
-    """All variables of the optimizer; only those that belong to no weight have their values."""
-    active: Any
+    """All variables of the optimizer. Only those that belong to no weight have their real values."""
+    active: Array | jax.ShapeDtypeStruct
+    """Whether this replica has a micro-batch."""
     batch: Tree
     metrics: Arrays
 
@@ -37,8 +41,8 @@ class FunctionInputs(NamedTuple):
 class FunctionOutputs(NamedTuple):
     """What the whole function computes."""
 
-    loss: Any
-    """None where nothing is trained."""
+    loss: Array | None
+    """None if nothing is trained."""
     state: Arrays
     metrics: Arrays
     result: Tree
@@ -46,28 +50,29 @@ class FunctionOutputs(NamedTuple):
 
 WholeFunction = Callable[[FunctionInputs], FunctionOutputs]
 Layer = tuple[tuple[int, ...], tuple[int, ...]]
-"""The numbers of a layer's weights and of its other variables."""
+"""The numbers of a layer's weights, and of its other variables."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Traced:
-    """The function for one shape of micro-batch, its operations in an order in which those on metrics are last."""
+    """The function for one shape of micro-batch, with operations on metrics moved to the end."""
 
     jaxpr: Jaxpr
     consts: tuple[Any, ...]
     inputs: FunctionInputs
-    """Variables of the program in place of values."""
+    """Variables of the jaxpr instead of values."""
     outputs: FunctionOutputs
+    """Variables of the jaxpr instead of values."""
 
     @property
-    def changed(self) -> dict[int, Any]:
-        """The new value of each state that changes, by number."""
+    def changed(self) -> dict[int, Atom]:
+        """The new value of each state variable that changes, by number."""
         pairs = enumerate(zip(self.inputs.state, self.outputs.state, strict=True))
         return {number: new for number, (old, new) in pairs if new is not old}
 
     def first_uses(self, layers: Sequence[Layer]) -> list[int | None]:
-        """The operation with which each layer begins: the first one that uses any of its variables."""
-        firsts: dict[Any, int] = {}
+        """The position of the operation with which each layer begins: the first one that uses a variable of it."""
+        firsts: dict[Var, int] = {}
         for position, equation in enumerate(self.jaxpr.eqns):
             for v in _variables(equation.invars):
                 firsts.setdefault(v, position)
@@ -78,7 +83,7 @@ class Traced:
         return found
 
     def parts(self, begins: Sequence[int]) -> tuple[Part, ...]:
-        """The operations before, between and after these positions."""
+        """The program of each stage: the operations before, between and after these positions."""
         equations = [self.jaxpr.eqns[a:b] for a, b in pairwise([0, *begins, len(self.jaxpr.eqns)])]
         made = {v: stage for stage, part in enumerate(equations) for eqn in part for v in eqn.outvars}
         end = len(equations) - 1
@@ -87,7 +92,7 @@ class Traced:
         last_use |= dict.fromkeys(_variables(finals), end)
         home = {n: made.get(new, 0) if isinstance(new, Var) else 0 for n, new in self.changed.items()}
         found: list[Part] = []
-        received: list[Any] = []
+        received: list[Var] = []
         for stage, part in enumerate(equations):
             known = [*received, *(v for eqn in part for v in eqn.outvars)]
             sent = [v for v in known if last_use.get(v, -1) > stage]
@@ -98,7 +103,12 @@ class Traced:
         return tuple(found)
 
     def _part(
-        self, equations: Any, received: Sequence[Any], outputs: Sequence[Any], sent: int, changes: Sequence[int]
+        self,
+        equations: Sequence[JaxprEqn],
+        received: Sequence[Var],
+        outputs: Sequence[Atom],
+        sent: int,
+        changes: Sequence[int],
     ) -> Part:
         used = set(_variables([v for eqn in equations for v in eqn.invars] + list(outputs)))
         flat = jax.tree.leaves(self.inputs)
@@ -116,22 +126,26 @@ class Traced:
         )
 
 
-def _variables(atoms: Iterable[Any]) -> list[Any]:
+def _variables(atoms: Iterable[Atom]) -> list[Var]:
     return [v for v in atoms if not isinstance(v, Literal)]
 
 
 class Part(NamedTuple):
-    """The operations of one stage as a program: of inputs of the whole and what it receives, to what it sends."""
+    """The operations of one stage as a program of their own."""
 
     closed: ClosedJaxpr
+    """Takes inputs of the whole function, then what the stage receives. Returns what the stage sends, then its new
+    state, and in the last stage then the outputs of the whole function."""
     inputs: tuple[int, ...]
-    """Which leaves of the function's inputs; then comes what it receives."""
+    """Which leaves of the function's inputs it takes."""
     sent: int
-    """How many of its results go on. Then come new states, and from the last stage what the whole gives."""
+    """How many of its results go to the next stage."""
     changes: tuple[int, ...]
-    """The numbers of the state that it changes."""
+    """The numbers of the state variables that it changes."""
     weights: tuple[int, ...]
+    """The numbers of the weights that it uses."""
     state: tuple[int, ...]
+    """The numbers of the state variables that it uses or changes."""
 
 
 def trace(whole: WholeFunction, shapes: FunctionInputs) -> Traced:
@@ -149,20 +163,20 @@ def trace(whole: WholeFunction, shapes: FunctionInputs) -> Traced:
 
 
 def choose(traced: Traced, layers: Sequence[Layer], stages: int) -> tuple[int, ...]:
-    """The layers with which stages 1, 2, ... begin, so that their costs are balanced."""
+    """The layers with which stages 1, 2, ... should begin to balance the costs of the stages."""
     firsts = {position: n for n, position in reversed(list(enumerate(traced.first_uses(layers)))) if position}
     produced = {v: i for i, equation in enumerate(traced.jaxpr.eqns) for v in equation.outvars}
     for number, new in traced.changed.items():
         old = traced.inputs.state[number]
         span = [i for i, equation in enumerate(traced.jaxpr.eqns) if old in _variables(equation.invars)]
         span.append(produced.get(new, 0) if isinstance(new, Var) else 0)
-        # What uses a state and what makes its new value stay together.
+        # Whatever reads a state variable stays together with whatever computes its new value.
         firsts = {position: n for position, n in firsts.items() if not min(span) < position <= max(span)}
     begins = sorted(firsts)
     if len(begins) + 1 < stages:
         raise ValueError(
-            f"The model can be cut in {len(begins)} places, where layers with variables begin, but `num_shards` is "
-            f"{stages}. Set it to {len(begins) + 1} or less."
+            f"`num_shards` is {stages}, but the number of places where the model can be cut is {len(begins)}: it can "
+            f"be cut where a layer with variables begins. Set `num_shards` to {len(begins) + 1} or less."
         )
     parts = traced.parts(begins)
     costs = np.array([cost_of(part.closed) for part in parts])
@@ -173,20 +187,20 @@ def choose(traced: Traced, layers: Sequence[Layer], stages: int) -> tuple[int, .
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """A function in stages, traced once per shape of micro-batch when it is asked for."""
+    """A function in stages, traced on demand once per shape of micro-batch."""
 
     whole: WholeFunction
     inputs: FunctionInputs
-    """Shapes; that of the micro-batch is replaced."""
+    """Shapes. The shape of the micro-batch is replaced."""
     counters: int
-    """How many of the first states count steps: one for each stage. The function sees the first one only."""
+    """How many of the first state variables count steps: one for each stage. The function only reads the first."""
     layers: tuple[Layer, ...]
     begins: tuple[int, ...]
     """The layers with which stages 1, 2, ... begin."""
     _known: dict[str, tuple[tuple[Part, ...], FunctionOutputs]] = field(default_factory=dict)
 
     def at(self, batch: Tree) -> tuple[tuple[Part, ...], FunctionOutputs]:
-        """The stages for micro-batches of this shape, and what the last one gives."""
+        """The stages for micro-batches of this shape, and the outputs of the whole function."""
         batch = specs_of(batch)
         if str(batch) not in self._known:
             traced = trace(self.whole, self.inputs._replace(batch=batch))
@@ -194,13 +208,14 @@ class Cut:
             begins = [position for position in (firsts[layer] for layer in self.begins) if position is not None]
             if len(begins) < len(self.begins) or begins != sorted(set(begins)):
                 raise ValueError(
-                    "The layers of model_fn run in another order for batches of this shape. Give all batches the same."
+                    "The layers of model_fn run in another order for batches of this shape. Give all batches the same "
+                    "shape."
                 )
             self._known[str(batch)] = traced.parts(begins), traced.outputs
         return self._known[str(batch)]
 
     def used(self, batch: Tree) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-        """The weights of each stage, and its state: first its counter."""
+        """The weights of each stage, and its state variables, of which the first is its counter of steps."""
         parts, _ = self.at(batch)
         state = [(stage, *(n for n in part.state if n >= self.counters)) for stage, part in enumerate(parts)]
         return [part.weights for part in parts], state
@@ -208,7 +223,7 @@ class Cut:
     def stages(
         self, batch: Tree, common: Sequence[int], map_gradients: Callable[..., Arrays] | None
     ) -> tuple[StageFunction, ...]:
-        """The stages as the executor runs them; `common` are the numbers of the optimizer's common variables."""
+        """The stages as the executor runs them. `common` has the numbers of the optimizer's common variables."""
         weights, state = self.used(batch)
         return tuple(
             StageFunction(w, s, _CutStage(self, number, w, s, tuple(common)).run, map_gradients)
@@ -227,7 +242,7 @@ class _CutStage:
     common: tuple[int, ...]
 
     def run(self, weights: Arrays, boundary: Arrays, context: StageContext) -> tuple[Any, StageResults]:
-        """One micro-batch, see `StageFunction`."""
+        """Run one micro-batch as `StageFunction.run` does."""
         parts, outputs = self.cut.at(context.batch)
         part = parts[self.number]
         self._check(part)
@@ -245,10 +260,11 @@ class _CutStage:
         return loss, StageResults(state, metrics, result)
 
     def _inputs(self, weights: Arrays, context: StageContext) -> FunctionInputs:
-        """What the whole function sees, as far as this stage has it. Every stage has its own counter of steps."""
+        """The arguments of the whole function, or None for those that this stage does not have."""
         shapes, state = self.cut.inputs, dict(zip(self.state, context.state, strict=True))
         return FunctionInputs(
             _at(dict(zip(self.weights, weights, strict=True)), len(shapes.weights)),
+            # The function reads counter 0, so each stage puts its own counter there.
             _at(state | {0: context.state[0]}, len(shapes.state)),
             zero_filled(shapes.optimizer, self.common, context.optimizer) if shapes.optimizer else [],
             context.active,
@@ -261,10 +277,10 @@ class _CutStage:
         if not set(part.weights) <= set(self.weights) or not own_state <= set(self.state):
             raise ValueError(
                 f"Stage {self.number} of model_fn uses other variables for batches of this shape. Give all batches the "
-                "same."
+                "same shape."
             )
 
 
 def _at(values: dict[int, Any], count: int) -> list[Any]:
-    """A list with values at their places and nothing elsewhere."""
+    """A list of this length with the values at their places and None elsewhere."""
     return [values.get(number) for number in range(count)]

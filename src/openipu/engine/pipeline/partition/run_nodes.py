@@ -1,4 +1,4 @@
-"""Running the nodes of a graph: on values, or to learn what the values will be."""
+"""Runs the nodes of a graph, on values or only on their shapes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from openipu.engine.keras_compat import api as keras_api
+from openipu.engine.types import Array, Tree
 
 import jax
 import keras
@@ -16,18 +17,18 @@ from .recorded_calls import is_symbolic
 
 
 def run_node(node: Node, values: dict[int, Any], training: bool) -> None:
-    """Compute one node from `values`, which holds tensors by identity, and put its outputs there."""
+    """Compute one node from `values`, which maps the identities of tensors to values, and add its outputs there."""
     args, kwargs = with_values(node.args, values), with_values(node.kwargs, values)
     told = training if node.training == "as run" else node.training
-    # A layer sees to the dtype of its variables itself; operations take that of the models around them.
+    # A layer casts its variables itself; operations use the dtype of the models around them.
     with _autocast([] if node.is_layer else [nested.model for nested in node.within]):
         outputs = keras_api.run_operation(node.operation, told, args, kwargs)
     values.update(zip(map(id, node.outputs), keras.tree.flatten(outputs), strict=False))
 
 
 @contextlib.contextmanager
-def _autocast(layers: Sequence[Any]) -> Iterator[None]:
-    """What calls of these layers, one within the other, do to the dtype of variables."""
+def _autocast(layers: Sequence[keras.Layer]) -> Iterator[None]:
+    """While active, variables are cast as inside nested calls of these layers, the outermost first."""
     with contextlib.ExitStack() as stack:
         for layer in layers:
             current = keras_api.get_autocast_scope()
@@ -38,13 +39,13 @@ def _autocast(layers: Sequence[Any]) -> Iterator[None]:
         yield
 
 
-def with_values(tree: Any, values: dict[int, Any]) -> Any:
-    """A structure with values in the place of tensors."""
+def with_values(tree: Tree, values: dict[int, Any]) -> Tree:
+    """The structure with its tensors replaced by their values."""
     return keras.tree.map_structure(lambda leaf: values[id(leaf)] if is_symbolic(leaf) else leaf, tree)
 
 
 class Value(NamedTuple):
-    """What a tensor will be: shape and dtype, and those of its mask."""
+    """Shape and dtype of a tensor's value, and of its mask. Each may be None."""
 
     value: Any
     mask: Any
@@ -53,7 +54,7 @@ class Value(NamedTuple):
 def abstract_values(
     graph: Graph, inputs: Sequence[Any], training: bool, visit: Callable[[Node], object] = lambda _: None
 ) -> dict[int, Value]:
-    """Every tensor of the graph by identity, from the shapes and dtypes of its inputs. `visit` sees each node."""
+    """The shape of every tensor of the graph, by identity, for inputs of these shapes. `visit` sees each node."""
     tensors = [*graph.inputs, *(tensor for node in graph.nodes for tensor in node.outputs)]
     variables = graph.model.variables
 
@@ -70,8 +71,8 @@ def abstract_values(
     return dict(zip(map(id, tensors), found, strict=True))
 
 
-def spec_of(value: Any) -> Any:
-    """Shape and dtype of a variable, tensor or array; None for an optional input that is not given."""
+def spec_of(value: keras.Variable | keras.KerasTensor | Array | None) -> jax.ShapeDtypeStruct | None:
+    """Shape and dtype of a variable, tensor or array. None stays None: an optional input that is not given."""
     if value is None:
         return None
     return jax.ShapeDtypeStruct(tuple(value.shape), keras.backend.standardize_dtype(value.dtype))

@@ -1,38 +1,44 @@
-"""Random layers that several stages share draw what they would on one device.
+"""Makes random layers that several stages share draw the same numbers as on one device.
 
-There, a seed counts up over all calls of a micro-batch. In a pipeline, every stage has a seed of its own, which begins
-each micro-batch where the calls of earlier stages would have left it, and ends where those of all stages would have.
+On one device, a seed counts up over all calls of a micro-batch. In a pipeline, every stage has its own copy of the
+seed. In each micro-batch, the copy starts where the calls of earlier stages would have left the seed, and ends where
+the calls of all stages would have.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from openipu.engine.keras_compat.patches import SEEDS
+from openipu.engine.types import Array
 
 import jax.numpy as jnp
+import keras
 
 from .graph import Graph, Node
 from .run_nodes import abstract_values, spec_of
 
-_draws: WeakKeyDictionary[Graph, dict[Any, dict[tuple[int, int], int]]] = WeakKeyDictionary()
+Draws = dict[tuple[int, int], int]
+"""How often each stage draws from each seed generator, by the identity of its variable and the stage's number."""
+
+_draws: WeakKeyDictionary[Graph, dict[Hashable, Draws]] = WeakKeyDictionary()
 
 
 @contextlib.contextmanager
 def own_seeds(
-    graph: Graph, cut: Sequence[int], stage: int, seeds: Sequence[Any], inputs: Sequence[Any], training: bool
+    graph: Graph, cut: Sequence[int], stage: int, seeds: Sequence[keras.Variable], inputs: Sequence[Any], training: bool
 ) -> Iterator[None]:
-    """Inside, `seeds`, variables of random layers that several stages share, are those of one stage.
+    """While active, shared seeds have the values that one stage would see if all ran on one device.
 
     Args:
         graph: The whole model.
         cut: The stage of each node.
         stage: The stage that is run.
-        seeds: The variables.
+        seeds: Variables that several stages share. Those that nothing draws from are left alone.
         inputs: The flat inputs of the graph.
         training: The mode.
     """
@@ -48,12 +54,12 @@ def own_seeds(
         seed.assign(_counted_up(start, total))
 
 
-def _counted_up(seed: Any, draws: int) -> Any:
+def _counted_up(seed: Array, draws: int) -> Array:
     return seed + jnp.array([0, draws], seed.dtype)
 
 
-def _drawn(graph: Graph, cut: tuple[int, ...], inputs: Sequence[Any], training: bool) -> dict[tuple[int, int], int]:
-    """How often each stage asks each seed generator, by the identity of its variable and the number of the stage."""
+def _drawn(graph: Graph, cut: tuple[int, ...], inputs: Sequence[Any], training: bool) -> Draws:
+    """The draws of all stages, counted once per graph, cut, mode and shape of the inputs."""
     known = _draws.setdefault(graph, {})
     key = training, cut, tuple(map(str, map(spec_of, inputs)))
     if key not in known:
@@ -73,10 +79,10 @@ def _drawn(graph: Graph, cut: tuple[int, ...], inputs: Sequence[Any], training: 
 
 @contextlib.contextmanager
 def _counted_draws() -> Iterator[Counter[int]]:
-    """How often each seed generator, known by the identity of its variable, is asked for a seed by this thread."""
+    """Counts how often this thread draws from each seed generator, by the identity of its variable."""
     counts: Counter[int] = Counter()
 
-    def counted(original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any) -> Any:
+    def counted(original: Callable[..., Any], generator: keras.random.SeedGenerator, *args: Any, **kwargs: Any) -> Any:
         counts[id(generator.state)] += 1
         return original(generator, *args, **kwargs)
 

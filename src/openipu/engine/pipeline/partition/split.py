@@ -1,7 +1,7 @@
 """A graph and a stage for each node -> stages that run one after another.
 
-Tensors that skip stages ride along in the boundary of each stage between. The model's inputs do not: every stage reads
-them from the micro-batch. A variable belongs to the first stage that uses it; later ones borrow it.
+Tensors that skip stages travel through all boundaries in between. The model's inputs do not travel: every stage reads
+them from the micro-batch. A variable belongs to the first stage that uses it; later stages borrow it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from openipu.engine.keras_compat import api as keras_api
+from openipu.engine.types import Array, Tree
 
 import keras
 
@@ -21,8 +22,8 @@ from .recorded_calls import standardized
 from .run_nodes import run_node, with_values
 from .shared_seeds import own_seeds
 
-Boundary = tuple[tuple[Any, Any], ...]
-"""Values that go from one stage to the next, each with its mask or None, in the order of `Stage.sends`."""
+Boundary = tuple[tuple[Array, Array | None], ...]
+"""The values that go from one stage to the next, each with its mask or None, in the order of `Stage.sends`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,32 +35,32 @@ class Stage:
     graph: Graph
     nodes: tuple[Node, ...]
     receives: tuple[Tensor, ...]
-    """What comes from the stage before: all that was computed earlier and that this or a later stage needs."""
+    """What comes from the stage before: all earlier tensors that this or a later stage needs."""
     sends: tuple[Tensor, ...]
-    """What goes to the next stage; nothing in the last one, which gives the model's outputs."""
-    layers: tuple[Any, ...]
+    """What goes to the next stage. Empty in the last stage, which returns the model's outputs."""
+    layers: tuple[keras.Layer, ...]
     """Layers that are called here and in no earlier stage."""
-    variables: tuple[Any, ...]
-    """Variables that live here. Those that no stage uses live in the first."""
-    borrows: tuple[Any, ...]
+    variables: tuple[keras.Variable, ...]
+    """Variables that live here. Variables that no stage uses live in the first stage."""
+    borrows: tuple[keras.Variable, ...]
     """Variables of earlier stages that are used here (tied weights)."""
-    later: tuple[Any, ...]
+    later: tuple[keras.Layer, ...]
     """Layers that later stages call."""
-    seeds: tuple[Any, ...]
-    """Variables without gradient that other stages use, too: among them those of shared random layers."""
+    seeds: tuple[keras.Variable, ...]
+    """Non-trainable variables that other stages use too. Seeds of shared random layers are among them."""
     cut: tuple[int, ...]
     """The stage of each node of the graph."""
 
 
-def run_stage(stage: Stage, boundary: Boundary, inputs: Any, training: bool) -> Any:
-    """Compute one stage: gives the boundary to the next stage, or, in the last stage, the model's outputs.
+def run_stage(stage: Stage, boundary: Boundary, inputs: Tree, training: bool) -> Tree:
+    """Run one stage. Returns the boundary to the next stage or, from the last stage, the model's outputs.
 
-    It reads and writes variables through the `keras.StatelessScope` around it. A stage with random layers that other
-    stages use, too, has a seed of its own: all start with the same one, and draw what one device would draw.
+    It reads and writes variables through the `keras.StatelessScope` around it. Random layers that several stages share
+    draw the same numbers as on one device.
 
     Args:
         stage: What to run.
-        boundary: What the stage before gave; empty in the first stage.
+        boundary: What the stage before returned; empty in the first stage.
         inputs: The inputs of the model for this micro-batch.
         training: The mode.
     """
@@ -74,7 +75,7 @@ def run_stage(stage: Stage, boundary: Boundary, inputs: Any, training: bool) -> 
     with own_seeds(graph, stage.cut, stage.index, stage.seeds, flat, training):
         for node in stage.nodes:
             run_node(node, values, training)
-    # In one piece, Keras would drop them when it comes to the later calls.
+    # Keras would drop these losses when it makes the later calls, if the model ran in one piece.
     for layer in stage.later:
         keras_api.clear_losses(layer)
     if stage.last:
@@ -86,8 +87,8 @@ def run_stage(stage: Stage, boundary: Boundary, inputs: Any, training: bool) -> 
 _variants: WeakKeyDictionary[Graph, dict[Any, tuple[Stage, ...]]] = WeakKeyDictionary()
 
 
-def _for_shapes(stage: Stage, inputs: Any, flat: Sequence[Any]) -> Stage:
-    """The same stage, traced again where the trace was for inputs of other shapes (a last, smaller batch)."""
+def _for_shapes(stage: Stage, inputs: Tree, flat: Sequence[Array]) -> Stage:
+    """The same stage, traced again if its trace is for inputs of other shapes (a last, smaller batch)."""
     graph = stage.graph
     if not graph.traced or all(_fits(tensor, value) for tensor, value in zip(graph.inputs, flat, strict=True)):
         return stage
@@ -98,14 +99,14 @@ def _for_shapes(stage: Stage, inputs: Any, flat: Sequence[Any]) -> Stage:
         if [node.key for node in again.nodes if node.is_layer] != [n.key for n in graph.nodes if n.is_layer]:
             raise ValueError(
                 f"`call` of model {graph.model.name!r} uses other layers for inputs {shapes} than for "
-                f"{tuple((t.shape, t.dtype) for t in graph.inputs)}. A pipelined model uses the same ones for all."
+                f"{tuple((t.shape, t.dtype) for t in graph.inputs)}. Use the same layers for all inputs."
             )
         known = {node.key: s for node, s in zip(graph.nodes, stage.cut, strict=True)}
         variants[shapes] = split(again, [known.get(node.key, node.stage) for node in again.nodes])
     return variants[shapes][stage.index]
 
 
-def _fits(traced: Tensor, value: Any) -> bool:
+def _fits(traced: Tensor, value: Array) -> bool:
     same = len(traced.shape) == len(value.shape) and keras.backend.standardize_dtype(value.dtype) == traced.dtype
     return same and all(a in (None, b) for a, b in zip(traced.shape, value.shape, strict=True))
 
@@ -114,34 +115,35 @@ def _fits(traced: Tensor, value: Any) -> bool:
 
 
 def complete(graph: Graph, stages: Sequence[int | None]) -> tuple[int, ...]:
-    """A stage for every node: where none is given, an operation goes where the latest of what it uses is computed.
+    """A stage for every node. An operation without one goes to the latest stage that computes any of its inputs.
 
-    One that uses only inputs and variables goes where it is used. Layers must have a stage.
+    An operation that uses only the model's inputs and variables goes where it is used. Layers must have a stage.
     """
     missing = [node for node, stage in zip(graph.nodes, stages, strict=True) if node.is_layer and stage is None]
     if missing:
         raise ValueError(
             f"All layers of a pipelined model need a stage, but {_names(missing)} of model {graph.model.name!r} "
-            f"{'has' if len(missing) == 1 else 'have'} none. Make or call every layer inside a `PipelineStage`, or use "
-            "`set_pipeline_stage_assignment`."
+            f"{'has' if len(missing) == 1 else 'have'} none. Create or call every layer inside a `PipelineStage`, or "
+            "use `set_pipeline_stage_assignment`."
         )
     made: dict[int, int] = {}
     done: list[int] = []
     for node, stage in zip(graph.nodes, stages, strict=True):
         latest = max((made[id(tensor)] for tensor in node.inputs if id(tensor) in made), default=None)
         done.append(stage if stage is not None else _FREE if latest is None else latest)
-        # What comes from inputs, variables and constants alone says nothing about a stage.
+        # What depends on inputs, variables and constants alone may be computed in any stage.
         made.update((id(tensor), done[-1]) for tensor in node.outputs if done[-1] != _FREE)
     return _late(graph, stages, done)
 
 
 _FREE = -2
+"""The stage of a node that may run in any stage."""
 
 
 def _late(graph: Graph, given: Sequence[int | None], stages: list[int]) -> tuple[int, ...]:
-    """What can be computed anywhere, and conversions of a nested model's inputs, go where they are first used.
+    """Put free nodes, and conversions of a nested model's inputs, where they are first used.
 
-    So it is inputs and variables that later stages read, or the originals of converted tensors that ride along.
+    So later stages read inputs and variables themselves, and converted tensors do not travel, only their originals do.
     """
     last = max(stages)
     uses: dict[int, int] = {}
@@ -156,14 +158,14 @@ def _late(graph: Graph, given: Sequence[int | None], stages: list[int]) -> tuple
 
 
 def check(graph: Graph, stages: Sequence[int]) -> None:
-    """Raise where these stages cannot be run one after another."""
+    """Raise if these stages cannot run one after another."""
     name, present, last = graph.model.name, set(stages), max(stages, default=0)
     if min(present, default=0) < 0:
-        raise ValueError(f"Model {name!r} has stage {min(present)}. Stages count from 0.")
+        raise ValueError(f"Model {name!r} has a layer in stage {min(present)}. Number the stages from 0.")
     missing = [stage for stage in range(last) if stage not in present]
     if missing:
         raise RuntimeError(
-            f"Every stage of a pipeline needs a layer, but model {name!r} has stages up to {last} and nothing in "
+            f"Every stage of a pipeline needs a layer, but model {name!r} has stages up to {last} with nothing in "
             f"{_stages(missing)}. Number the stages 0, 1, 2, ... without gaps."
         )
     if last == 0:
@@ -175,7 +177,7 @@ def check(graph: Graph, stages: Sequence[int]) -> None:
 
 
 def check_order(graph: Graph, stages: Sequence[int]) -> None:
-    """Raise where a node needs something of a later stage."""
+    """Raise if a node uses an output of a later stage."""
     made = {id(t): (n, s) for n, s in zip(graph.nodes, stages, strict=True) for t in n.outputs}
     for node, stage in zip(graph.nodes, stages, strict=True):
         for tensor in node.inputs:
@@ -183,7 +185,7 @@ def check_order(graph: Graph, stages: Sequence[int]) -> None:
             if at > stage:
                 raise ValueError(
                     f"Layer {str(node)!r} in stage {stage} uses the output of {str(source)!r}, which is computed "
-                    f"later, in stage {at}. A layer can use what its own and earlier stages compute: move "
+                    f"later, in stage {at}. A layer can only use what its own and earlier stages compute: move "
                     f"{str(node)!r} to stage {at} or later, or {str(source)!r} to stage {stage} or earlier."
                 )
 
@@ -201,7 +203,7 @@ def _stages(stages: Sequence[int]) -> str:
 
 
 def split(graph: Graph, stages_of_nodes: Sequence[int | None]) -> tuple[Stage, ...]:
-    """The stages of a graph. `stages_of_nodes` gives a stage for each node; for operations it may be None."""
+    """The stages of a graph. `stages_of_nodes` has a stage for each node, or None for operations."""
     stages = complete(graph, stages_of_nodes)
     check(graph, stages)
     count = max(stages) + 1
@@ -234,7 +236,7 @@ def split(graph: Graph, stages_of_nodes: Sequence[int | None]) -> tuple[Stage, .
 
 
 def _boundaries(graph: Graph, nodes: Sequence[Sequence[Node]]) -> list[tuple[Tensor, ...]]:
-    """What each stage receives, in the order in which it is computed; one more, empty, after the last stage."""
+    """What each stage receives, in the order in which it is computed, plus an empty boundary after the last stage."""
     needed_until = {id(tensor): len(nodes) - 1 for tensor in keras.tree.flatten(graph.outputs)}
     for stage, part in enumerate(nodes):
         for node in part:
