@@ -1,4 +1,4 @@
-"""Names for kinds of values that many modules take and return."""
+"""Names for the kinds of values that many modules take and return."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 Tree = Any
 """A structure (tuples, lists, dicts) of arrays, or one array."""
 Array = jax.Array
-"""A value inside a program, or on a device."""
+"""A value inside a program or on a device."""
 Scalar = jax.Array | np.generic | int | float | bool
-"""One number, inside a program or outside of it."""
+"""One number, inside or outside a program."""
 Data = Any
-"""What users train on: arrays, datasets, generators, loaders. Whatever Keras has an adapter for."""
+"""What users train on: arrays, datasets, generators, loaders and anything else that Keras has an adapter for."""
