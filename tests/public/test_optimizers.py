@@ -411,7 +411,7 @@ def test_an_outer_loss_scale_replaces_an_inner_one():
     keras.optimizers.LossScaleOptimizer(CrossReplicaOptimizer(inner))
     assert inner.loss_scale_factor is None
     twice = keras.optimizers.LossScaleOptimizer(CrossReplicaOptimizer(keras.optimizers.LossScaleOptimizer(inner)))
-    with pytest.raises(ValueError, match="2 `LossScaleOptimizer`s are around each other"):
+    with pytest.raises(ValueError, match="2 `LossScaleOptimizer`s are nested"):
         describe(twice)
 
 
@@ -428,7 +428,7 @@ def test_bad_counts(count):
     ("arguments", "words"),
     [
         ({"reduction_method": "median"}, "`reduction_method` is 'median'. Give one of SUM, MEAN, RUNNING_MEAN"),
-        ({"dtype": "int32"}, "`dtype` is 'int32', but gradients are added up in a floating dtype"),
+        ({"dtype": "int32"}, "`dtype` is 'int32', but gradients are accumulated in a floating dtype"),
         ({"dtype": "nonsense"}, "nonsense"),
         ({"replicated_optimizer_state_sharding": 2}, "`replicated_optimizer_state_sharding` is 2"),
         ({"offload_weight_update_variables": "yes"}, "`offload_weight_update_variables` is 'yes'"),

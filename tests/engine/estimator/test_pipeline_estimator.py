@@ -352,11 +352,11 @@ DIVIDED = {"replicated_optimizer_state_sharding": True, "offload_weight_update_v
         (TypeError, "`device_mapping` is an int. Give a list", {"device_mapping": 1}),
         (
             ValueError,
-            "leave `offload_weight_update_variables` out",
+            "Leave `offload_weight_update_variables` out",
             DIVIDED,
         ),
         (ValueError, r"L = 4, .* \(`gradient_accumulation_count`\)\.$", {"gradient_accumulation_count": 6}),
-        (TypeError, "is no schedule", {"pipeline_schedule": 7}),
+        (TypeError, "is not a schedule", {"pipeline_schedule": 7}),
         (ValueError, "1 devices are given for 2 stages", {"device_mapping": [0]}),
         (ValueError, "`reduction_method` is 'max'. Give one of SUM", {"reduction_method": "max"}),
     ],

@@ -625,7 +625,7 @@ POPLAR = ipu.ops.pipelining_ops.PipelineStageOptions()
         ({"accumulate_outfeed": "yes"}, ValueError, "True or False"),
         ({"gradient_accumulation_reduction_method": "max"}, ValueError, "SUM, MEAN, RUNNING_MEAN"),
         ({"gradient_accumulation_dtype": "float17"}, ValueError, "float17"),
-        ({"pipeline_schedule": 7}, TypeError, "7, which is no schedule"),
+        ({"pipeline_schedule": 7}, TypeError, "7, which is not a schedule"),
         ({"pipeline_schedule": Bursts}, TypeError, r"Make one: Bursts\(\)"),
         ({"pipeline_schedule": "Groupd"}, ValueError, "Did you mean 'Grouped'"),
         ({"recomputation_mode": "Auto"}, TypeError, "RecomputationMode"),
@@ -635,7 +635,7 @@ POPLAR = ipu.ops.pipelining_ops.PipelineStageOptions()
         (
             {"replicated_optimizer_state_sharding": True, "offload_weight_update_variables": False},
             ValueError,
-            "leave `offload_weight_update_variables` out",
+            "Leave `offload_weight_update_variables` out",
         ),
         ({"offload_weight_update_variables": 1}, ValueError, "True or False"),
         ({"offload_activations": 1}, ValueError, "True or False"),
@@ -655,7 +655,7 @@ POPLAR = ipu.ops.pipelining_ops.PipelineStageOptions()
         (
             {"pipeline_schedule": "Sequential", "recomputation_mode": RecomputationMode.RecomputeThenBackpropagate},
             NotImplementedError,
-            "Sequential does not go with",
+            "Sequential does not work with",
         ),
         (
             {
@@ -663,7 +663,7 @@ POPLAR = ipu.ops.pipelining_ops.PipelineStageOptions()
                 "recomputation_mode": RecomputationMode.RecomputeAndBackpropagateInterleaved,
             },
             NotImplementedError,
-            "Interleaved does not go with",
+            "Interleaved does not work with",
         ),
     ],
 )

@@ -1,1 +1,1 @@
-"""What a training step is: state, options, accumulation, optimizers. Pure functions over frozen values."""
+"""What a training step is: state, options, accumulation and optimizers, as pure functions over frozen values."""

@@ -23,10 +23,10 @@ from .trainer import Trainer, loss_of
 from .wrapped_optimizer import by_engine
 
 
-def make_step(model: Any, mode: Mode, place: Placement, options: Options, trainer: Trainer | None) -> Step:
-    """The step of `model` for `mode`; a user's own `train_step`, `test_step` or `predict_step` is used as is.
+def make_step(model: keras.Model, mode: Mode, place: Placement, options: Options, trainer: Trainer | None) -> Step:
+    """The step of `model` for `mode`. A user's own `train_step`, `test_step` or `predict_step` is used as is.
 
-    `trainer` is there in mode "train".
+    Mode "train" needs a `trainer`.
     """
     replicas = place.replicas
     outcome = make_outcome(model, mode, replicas, options, trainer)
@@ -44,9 +44,9 @@ def make_step(model: Any, mode: Mode, place: Placement, options: Options, traine
 
 
 def make_outcome(
-    model: Any, mode: Mode, replicas: Replicas, options: Options, trainer: Trainer | None = None
+    model: keras.Model, mode: Mode, replicas: Replicas, options: Options, trainer: Trainer | None = None
 ) -> Outcome:
-    """What an execution of Keras' own step gives back. A model in stages is trained without a `trainer`."""
+    """What an execution of Keras' own step returns. A model in stages is trained without a `trainer`."""
     if mode == "predict":
         return Outcome("all")
     logs = functools.partial(metric_logs, model, replicas, options.metric_reduction)
@@ -59,13 +59,13 @@ def make_outcome(
 # --- one micro-batch
 
 
-def _train_forward(model: Any, state: State, batch: Batch) -> tuple[Any, State, Logs]:
+def _train_forward(model: keras.Model, state: State, batch: Batch) -> tuple[Any, State, Logs]:
     loss, (non_trainable, metrics, logs) = train_loss(model, state, batch)
     return loss, state._replace(non_trainable=non_trainable, metrics=metrics), logs
 
 
-def train_loss(model: Any, state: State, batch: Batch) -> tuple[Any, tuple[list[Any], list[Any], Logs]]:
-    """The (scaled) loss of a micro-batch, and its non-trainable state, metrics and logs."""
+def train_loss(model: keras.Model, state: State, batch: Batch) -> tuple[Any, tuple[list[Any], list[Any], Logs]]:
+    """The (scaled) loss of a micro-batch, and the non-trainable state, metrics and logs after it."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     loss, (unscaled, y_pred, non_trainable, metrics) = model.compute_loss_and_updates(
         state.trainable, state.non_trainable, state.metrics, x, y, sample_weight,
@@ -75,8 +75,8 @@ def train_loss(model: Any, state: State, batch: Batch) -> tuple[Any, tuple[list[
     return loss, (list(non_trainable), list(metrics), logs)
 
 
-def test_micro(model: Any, state: State, batch: Batch) -> tuple[State, list[Any], Logs]:
-    """A micro-batch of evaluation: the new state and the logs."""
+def test_micro(model: keras.Model, state: State, batch: Batch) -> tuple[State, list[Any], Logs]:
+    """Evaluate a micro-batch: the new state, no gradients, and the logs."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     _, (unscaled, y_pred, non_trainable, metrics) = model.compute_loss_and_updates(
         state.trainable, state.non_trainable, state.metrics, x, y, sample_weight, training=False
@@ -85,14 +85,14 @@ def test_micro(model: Any, state: State, batch: Batch) -> tuple[State, list[Any]
     return state._replace(non_trainable=list(non_trainable), metrics=list(metrics)), [], logs
 
 
-def predict_micro(model: Any, state: State, batch: Batch) -> tuple[State, list[Any], Any]:
-    """A micro-batch of prediction: the new state and the outputs."""
+def predict_micro(model: keras.Model, state: State, batch: Batch) -> tuple[State, list[Any], Any]:
+    """Predict a micro-batch: the new state, no gradients, and the outputs."""
     outputs, non_trainable = model.predict_step((state.trainable, state.non_trainable), batch)
     return state._replace(non_trainable=list(non_trainable)), [], outputs
 
 
 def _user_micro(
-    model: Any, mode: Mode, replicas: Replicas, averaged: bool, state: State, batch: Batch
+    model: keras.Model, mode: Mode, replicas: Replicas, averaged: bool, state: State, batch: Batch
 ) -> tuple[State, list[Any], Logs]:
     with _reduced_in_apply(model.optimizer, replicas, averaged):
         logs, parts = getattr(model, f"{mode}_step")(parts_of(mode, state), batch)
@@ -100,8 +100,10 @@ def _user_micro(
 
 
 @contextlib.contextmanager
-def _reduced_in_apply(optimizer: Any, replicas: Replicas, averaged: bool) -> Iterator[None]:
-    """A user's own step applies gradients itself; they are reduced over replicas where it does so."""
+def _reduced_in_apply(
+    optimizer: keras.optimizers.Optimizer | None, replicas: Replicas, averaged: bool
+) -> Iterator[None]:
+    """Until the block ends, gradients are reduced over replicas when a user's own step applies them."""
     if replicas.count == 1 or optimizer is None:
         yield
         return
@@ -116,13 +118,13 @@ def _reduced_in_apply(optimizer: Any, replicas: Replicas, averaged: bool) -> Ite
         yield
 
 
-def called_by(model: Any, call: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
-    """While active, Keras' own steps get the model's outputs from `call` instead of running the model."""
+def called_by(model: keras.Model, call: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """Until the block ends, Keras' own steps get the model's outputs from `call` instead of running the model."""
     return STATELESS_CALL.using(lambda _original, *args, **kwargs: call(*args, **kwargs), on=model)
 
 
-def _check_gradients(model: Any, trainer: Trainer | None, state: State, batch: Batch) -> None:
-    """Refuse trainable weights that the loss does not depend on: users would believe that they are trained."""
+def _check_gradients(model: keras.Model, trainer: Trainer | None, state: State, batch: Batch) -> None:
+    """Reject trainable weights that the loss does not depend on, because users would believe they are trained."""
     seen = state if trainer is None else trainer.seen_by_keras(state)
     loss = loss_of(functools.partial(_train_forward, model), seen, batch)
     used = differentiable_inputs(lambda weights: loss(weights)[0], state.trainable)
@@ -138,8 +140,8 @@ def _check_gradients(model: Any, trainer: Trainer | None, state: State, batch: B
 # --- logs
 
 
-def metric_logs(model: Any, replicas: Replicas, method: MetricReduction, state: State) -> Logs:
-    """The logs over all replicas. Keras' metrics add up, so the sum of their variables is the truth."""
+def metric_logs(model: keras.Model, replicas: Replicas, method: MetricReduction, state: State) -> Logs:
+    """The logs over all replicas. Keras' metrics hold sums, so adding up their variables gives the true values."""
     if method is MetricReduction.NONE:
         return metric_results(model, state._replace(metrics=replicas.sum(state.metrics)))
     own = metric_results(model, state)
@@ -148,7 +150,7 @@ def metric_logs(model: Any, replicas: Replicas, method: MetricReduction, state: 
     return dict(replicas.sum(own) if method is MetricReduction.SUM else replicas.mean(own))
 
 
-def metric_results(model: Any, state: State) -> Logs:
+def metric_results(model: keras.Model, state: State) -> Logs:
     """The logs Keras reports, from the metric variables in `state`."""
     mapping = list(zip(model.metrics_variables, state.metrics, strict=True))
     with keras.StatelessScope(state_mapping=mapping):

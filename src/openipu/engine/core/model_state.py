@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .state import Mode, State
 
+if TYPE_CHECKING:
+    import keras
 
-def variables_of(model: Any, mode: Mode) -> State:
+
+def variables_of(model: keras.Model, mode: Mode) -> State:
     """The Keras variables behind each part of the state that `mode` uses."""
     return State(
         list(model.trainable_variables),
@@ -20,12 +23,12 @@ def variables_of(model: Any, mode: Mode) -> State:
 
 
 def values_of(owners: State) -> State:
-    """The values of variables."""
+    """The current values of the variables."""
     return State(*([v.value for v in part] for part in owners))
 
 
 def assign(owners: State, state: State) -> None:
-    """Put a state into the variables; metrics may be those of several replicas, which add up."""
+    """Write a state into the variables. Metrics of several replicas are added up."""
     for part, values in zip(owners, state, strict=True):
         for v, value in zip(part, values, strict=True):
             v.assign(value if value.ndim == len(v.shape) else np.asarray(value).sum(0))

@@ -1,12 +1,12 @@
-"""Optimizer state in host memory: it visits the device only while an update is applied."""
+"""Optimizer state in host memory. It visits the device only while an update is applied."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from openipu.engine.devices.replicas import Replicas
+from openipu.engine.types import Array
 
 import jax
 
@@ -16,18 +16,20 @@ from .updates import Updates
 log = logging.getLogger("openipu")
 
 PLATFORMS = {"gpu", "tpu"}
-"""Where a device has memory of its own that is worth saving."""
+"""Platforms whose devices have memory of their own that is worth saving."""
 _said: set[str] = set()
 
 
 def is_offloaded(updates: Updates, replicas: Replicas) -> bool:
-    """Whether the optimizer's state lives in host memory; says once where that is asked for in vain."""
+    """Whether the optimizer's state lives in host memory. Warns once where asking for that has no effect."""
     if updates.offload_optimizer is not True:
         return False
     platform = replicas.platform
     if platform not in PLATFORMS and platform not in _said:
         _said.add(platform)
-        log.warning("offload_weight_update_variables has no effect here: all memory of a %s is host memory.", platform)
+        log.warning(
+            "offload_weight_update_variables has no effect here: on platform %s, all memory is host memory.", platform
+        )
     return platform in PLATFORMS
 
 
@@ -41,16 +43,16 @@ def to_device(state: State) -> State:
     return _moved(state, lambda v: jax.device_put(v, v.sharding.with_memory_kind("device")))
 
 
-def around(update: Callable[[State, list[Any]], State]) -> Callable[[State, list[Any]], State]:
-    """`update`, fetching the slots before it and sending them back after it. Used inside the program."""
+def around(update: Callable[[State, list[Array]], State]) -> Callable[[State, list[Array]], State]:
+    """`update`, which now fetches the slots first and sends them back afterwards. Used inside the program."""
 
-    def visiting(state: State, gradients: list[Any]) -> State:
+    def visiting(state: State, gradients: list[Array]) -> State:
         near = _moved(state, lambda v: jax.device_put(v, jax.memory.Space.Device))
         return _moved(update(near, gradients), lambda v: jax.device_put(v, jax.memory.Space.Host))
 
     return visiting
 
 
-def _moved(state: State, move: Callable[[Any], Any]) -> State:
-    """Scalars such as the learning rate stay where they are."""
+def _moved(state: State, move: Callable[[Array], Array]) -> State:
+    """The state with its slots moved. Scalars, such as the learning rate, stay where they are."""
     return state._replace(optimizer=[move(v) if v.ndim else v for v in state.optimizer])

@@ -1,6 +1,6 @@
-"""How many operations a traced program takes: the one count behind reports and automatic splits.
+"""How many operations a traced program takes: the single count behind reports and automatic splits.
 
-XLA's own count is not used, because it takes the body of a loop once, however often it runs.
+XLA's own count is not used, because it counts the body of a loop once, however often it runs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 COUNTED = "2 per multiply-add of matrix products and direct convolutions, 1 per element of other arithmetic"
 """What `operations` counts, in words."""
@@ -25,25 +25,26 @@ _MOVES = frozenset(
 )
 """Primitives that only move data, within a device or between devices."""
 _BY_INPUT = ("reduce", "arg", "cum", "scatter", "select_and", "sort")
-"""How the names of those begin that take an operation per element that they read. Their inner programs are scalar."""
+"""Name prefixes of primitives that take one operation per element they read. Their inner programs are scalar."""
 
 
 def operations(program: ClosedJaxpr | Jaxpr) -> float:
-    """Operations of a traced program on one device.
+    """How many operations a traced program takes on one device.
 
-    A loop counts as often as it runs, or once where that is not known before; of alternatives, the largest counts.
+    A loop counts as often as it runs, or once if that is not known in advance. Of several branches, only the most
+    expensive one counts.
     """
     jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
     return float(sum(map(_of, jaxpr.eqns)))
 
 
-def _of(equation: Any) -> float:
+def _of(equation: JaxprEqn) -> float:
     name, parameters = equation.primitive.name, equation.params
     if name in _MOVES:
         return 0.0
     if name == "dot_general":
         ((contracted, _), _) = parameters["dimension_numbers"]
-        left = equation.invars[0].aval.shape
+        left = _shape(equation.invars[0])
         return 2 * _written(equation) * float(math.prod(left[axis] for axis in contracted))
     if name == "conv_general_dilated":
         return _convolution(equation)
@@ -57,20 +58,25 @@ def _of(equation: Any) -> float:
     return max(costs) if name == "cond" else turns * sum(costs)
 
 
-def _convolution(equation: Any) -> float:
-    """Each output element takes a kernel's worth of multiply-adds, without those with zeros between dilated inputs."""
-    kernel = equation.invars[1].aval.shape
+def _convolution(equation: JaxprEqn) -> float:
+    """Each output takes a kernel's worth of multiply-adds, not counting the zeros between dilated inputs."""
+    kernel = _shape(equation.invars[1])
     features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
     apart = math.prod(equation.params["lhs_dilation"])
     return 2 * _written(equation) * float(math.prod(kernel) / max(features, 1) / apart)
 
 
-def _written(equation: Any) -> float:
+def _written(equation: JaxprEqn) -> float:
     return float(sum(map(_size, equation.outvars)))
 
 
-def _size(variable: Any) -> int:
-    return math.prod(getattr(variable.aval, "shape", ()))
+def _size(variable: Var | Literal) -> int:
+    return math.prod(_shape(variable))
+
+
+def _shape(variable: Var | Literal) -> tuple[int, ...]:
+    shape: tuple[int, ...] = getattr(variable.aval, "shape", ())
+    return shape
 
 
 def _inner(parameters: dict[str, Any]) -> Iterator[ClosedJaxpr | Jaxpr]:

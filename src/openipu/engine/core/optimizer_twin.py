@@ -1,12 +1,12 @@
-"""A second optimizer with the settings of a first one, for a part of its weights."""
+"""A second optimizer with the settings of the first, for some of its weights."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 from openipu.engine.keras_compat.api import decays
+from openipu.engine.types import Array
 
 import jax.numpy as jnp
 import keras
@@ -14,24 +14,24 @@ import keras
 from .wrapped_optimizer import chain
 
 
-def make_twin(optimizer: Any, problem: str, otherwise: str = "") -> Any:
-    """An optimizer made from another one's configuration; it has no variables yet.
+def make_twin(optimizer: keras.optimizers.Optimizer, problem: str, otherwise: str = "") -> keras.optimizers.Optimizer:
+    """An optimizer made from another one's configuration. It has no variables yet.
 
-    Where that fails, the error begins with `problem` and its remedy ends with `otherwise`.
+    If that fails, the error begins with `problem` and its remedy ends with `otherwise`.
     """
     try:
         return type(optimizer).from_config(optimizer.get_config())
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{problem}: a second one cannot be made from its configuration ({error}). Give it, or its learning-rate "
+            f"{problem}: it cannot be copied by means of its configuration ({error}). Give it, or its learning-rate "
             f"schedule, a complete `get_config`{otherwise}."
         ) from error
 
 
-def stand_in(weight: Any, shape: Sequence[int], prefix: str = "") -> Any:
-    """A variable of `shape` in place of a weight. It has the weight's path, because some optimizers look at it.
+def stand_in(weight: keras.Variable, shape: Sequence[int], prefix: str = "") -> keras.Variable:
+    """A variable of `shape` in place of a weight. It has the weight's path, because some optimizers read it.
 
-    `prefix` comes before its name, which is in the names of the optimizer's variables.
+    `prefix` is put before its name, which becomes part of the names of the optimizer's variables.
     """
     *scopes, name = weight.path.split("/")
     with contextlib.ExitStack() as stack:
@@ -40,15 +40,21 @@ def stand_in(weight: Any, shape: Sequence[int], prefix: str = "") -> Any:
         return keras.Variable(jnp.zeros(shape, weight.dtype), name=prefix + name)
 
 
-def constrained(constraints: Iterable[Any], weights: Iterable[Any]) -> list[Any]:
-    """Updated weights, changed as the constraint of each wants it. Twins cannot do it where they have only shares."""
+def constrained(constraints: Iterable[Callable[[Array], Array] | None], weights: Iterable[Array]) -> list[Array]:
+    """Updated weights with their constraints applied. A twin that only has shares of them cannot do this itself."""
     return [w if rule is None else rule(w) for rule, w in zip(constraints, weights, strict=True)]
 
 
-def build_twin(twin: Any, optimizer: Any, stand_ins: Sequence[Any], weights: Sequence[Any]) -> None:
+def build_twin(
+    twin: keras.optimizers.Optimizer,
+    optimizer: keras.optimizers.Optimizer,
+    stand_ins: Sequence[keras.Variable],
+    weights: Sequence[keras.Variable],
+) -> None:
     """Make the twin's variables for `stand_ins`, which decay where the optimizer's `weights` do.
 
-    Users exclude some weights from decay, and no configuration tells. Whole stand-ins have the weights' constraints.
+    Users can exclude weights from decay, and the configuration does not record it. Full-size stand-ins get the
+    weights' constraints.
     """
     inner = _innermost(optimizer)
     steady = [own for own, w in zip(stand_ins, weights, strict=True) if not decays(inner, w)]
@@ -58,5 +64,5 @@ def build_twin(twin: Any, optimizer: Any, stand_ins: Sequence[Any], weights: Seq
     twin.build(list(stand_ins))
 
 
-def _innermost(optimizer: Any) -> Any:
+def _innermost(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     return list(chain(optimizer))[-1]

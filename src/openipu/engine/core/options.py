@@ -7,17 +7,19 @@ import enum
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .pipelining import Pipelining
 from .updates import Updates
 
 if TYPE_CHECKING:
+    import keras
+
     from .wrapped_optimizer import Declared
 
 
 class MetricReduction(enum.Enum):
-    """What is reported of the metrics of several replicas."""
+    """How the metrics of several replicas are reported."""
 
     NONE = "NONE"
     """The true value over the samples of all replicas."""
@@ -31,50 +33,50 @@ class MetricReduction(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of one model."""
+    """The options of one model."""
 
     unpipelined: Updates = field(default_factory=Updates)
-    """What an update is while the model is not pipelined; `pipelining` has its own."""
+    """What an update is while the model is not pipelined; `pipelining` has updates of its own."""
     metric_reduction: MetricReduction = MetricReduction.NONE
     average_replicas: bool = False
-    """Gradients are averaged over replicas instead of summed: what a `CrossReplicaOptimizer` asks for."""
+    """Whether gradients are averaged over replicas instead of summed, as a `CrossReplicaOptimizer` asks."""
     stages: tuple[tuple[str, int], ...] | None = None
-    """Name and stage of each layer call (pipeline/partition/assignment.py).
+    """The name and stage of each layer call (pipeline/partition/assignment.py).
 
     None: as `PipelineStage` says. Empty: not pipelined.
     """
     pipelining: Pipelining | None = None
-    """How the stages are run; None is the same as `Pipelining()`."""
+    """How the stages run; None means `Pipelining()`."""
     live_callbacks: bool = False
-    """Batch callbacks are called for each step, while the execution runs."""
+    """Whether batch callbacks are called for each step while the execution runs."""
     prefetch_depth: int | None = None
-    """Batches that are kept ready for executions to come."""
+    """How many batches are kept ready for the next executions."""
     buffer_depth: int | None = None
-    """Steps whose logs may wait for the callbacks."""
+    """How many steps' logs may wait for the callbacks."""
 
     @property
     def updates(self) -> Updates:
-        """What an update is: as the pipeline says, where there is one. See `resolved`."""
+        """What an update is: that of the pipeline if `pipelining` is set. See `resolved`."""
         return self.unpipelined if self.pipelining is None else self.pipelining.updates
 
     def resolved(self, pipelined: bool) -> Options:
-        """These options for a run: they have `pipelining` if and only if the model is pipelined."""
+        """These options for a run, with `pipelining` set if and only if the model is pipelined."""
         return dataclasses.replace(self, pipelining=(self.pipelining or Pipelining()) if pipelined else None)
 
-    def of_weights(self, weights: Sequence[Any]) -> Options:
-        """These options with the dtypes of gradients by name, where a function of a weight gives them."""
+    def of_weights(self, weights: Sequence[keras.Variable]) -> Options:
+        """These options for the weights of a model. Functions that choose accumulation dtypes become their results."""
         staged = self.pipelining and self.pipelining.with_updates(self.pipelining.updates.of_weights(weights))
         return dataclasses.replace(self, unpipelined=self.unpipelined.of_weights(weights), pipelining=staged)
 
     def with_optimizer(self, declared: Declared) -> Options:
-        """These options together with what the wrappers around an optimizer ask for."""
+        """These options combined with what the wrappers around an optimizer ask for."""
         updates, average = self.updates.with_optimizer(declared), declared.replica_reduction == "mean"
         if self.pipelining is None:
             return dataclasses.replace(self, unpipelined=updates, average_replicas=average)
         return dataclasses.replace(self, pipelining=self.pipelining.with_updates(updates), average_replicas=average)
 
     def to_json(self) -> str:
-        """A text that `from_json` reads."""
+        """Text for `from_json`."""
         plain = dataclasses.asdict(dataclasses.replace(self, unpipelined=Updates(), pipelining=None))
         del plain["unpipelined"]
         plain |= self.unpipelined.to_dict()

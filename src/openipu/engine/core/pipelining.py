@@ -1,7 +1,7 @@
-"""How a pipeline runs: one frozen value, for Keras models, functions and estimators alike.
+"""How a pipeline runs: one frozen value for Keras models, functions and estimators alike.
 
-A user sets it before the stages are known; `for_stages` completes it for a run. Whoever builds or runs the pipeline
-asks this value for devices, tables and recomputation.
+Users set it before the stages are known; `for_stages` completes it for a run. Code that builds or runs the pipeline
+asks this value about devices, tables and recomputation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .updates import Updates
 
 
 class PipelineSchedule(enum.IntEnum):
-    """The schedules that have a name. Instead of one, any value with a method `table` can be given."""
+    """The schedules that have a name. Any object with a `table` method can be given instead."""
 
     Grouped = 0
     """A micro-batch enters in every tick. The default."""
@@ -43,24 +43,24 @@ class PipelineSchedule(enum.IntEnum):
 
 
 class RecomputationMode(enum.Enum):
-    """What the backward pass computes again instead of keeping it, where `IPUConfig.allow_recompute` is on."""
+    """What the backward pass recomputes instead of keeping, if `IPUConfig.allow_recompute` is on."""
 
     Auto = 1
-    """What suits the schedule."""
+    """Whatever suits the schedule."""
     RecomputeThenBackpropagate = 2
-    """A stage is computed again as a whole, from its inputs."""
+    """A stage is recomputed as a whole, from its inputs."""
     RecomputeAndBackpropagateInterleaved = 3
-    """A stage is computed again in parts, from its inputs and from what `recomputation_checkpoint` keeps."""
+    """A stage is recomputed in parts, from its inputs and from what `recomputation_checkpoint` keeps."""
 
 
 class Recompute(enum.Enum):
-    """What the backward of a stage computes again instead of reading what its forward kept."""
+    """What the backward of a stage recomputes instead of reading what its forward kept."""
 
     NOTHING = enum.auto()
     EVERYTHING = enum.auto()
     """The whole stage, from its inputs."""
     UNMARKED = enum.auto()
-    """All but what `recomputation_checkpoint` marks."""
+    """Everything except what `recomputation_checkpoint` marks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ class Pipelining:
     """The device of each stage, counted within a replica. None gives each stage its own; `for_stages` fills it in."""
     recomputation_mode: RecomputationMode = RecomputationMode.Auto
     accumulate_outfeed: bool = False
-    """Whether one sum of the results of an update is given out instead of one result per micro-batch."""
+    """Whether an update returns the sum of its results instead of one result per micro-batch."""
     updates: Updates = dataclasses.field(default_factory=Updates)
     training: bool = True
-    """Whether there are backwards and updates. `for_stages` sets it; it is not saved."""
+    """Whether there are backwards and updates. `for_stages` sets this; it is not saved."""
 
     def __post_init__(self) -> None:
         mode = self.recomputation_mode
@@ -84,16 +84,16 @@ class Pipelining:
             (Interleaved, RecomputationMode.RecomputeAndBackpropagateInterleaved),
         ):
             raise NotImplementedError(
-                f"The schedule {type(self.schedule).__name__} does not go with the recomputation mode {mode.name}. "
+                f"The schedule {type(self.schedule).__name__} does not work with the recomputation mode {mode.name}. "
                 "Use the mode Auto."
             )
 
     def with_updates(self, updates: Updates) -> Pipelining:
-        """This pipeline with other updates."""
+        """The same pipeline with other updates."""
         return dataclasses.replace(self, updates=updates)
 
     def for_stages(self, count: int, training: bool) -> Pipelining:
-        """This pipeline for a model of `count` stages, with the device of each filled in and checked."""
+        """This pipeline for a model of `count` stages, with the device of each stage filled in and checked."""
         mapping = tuple(range(count)) if self.device_mapping is None else check_devices(count, self.device_mapping)
         return dataclasses.replace(self, device_mapping=mapping, training=training)
 
@@ -102,7 +102,7 @@ class Pipelining:
     @property
     def devices(self) -> tuple[int, ...]:
         """The device of each stage."""
-        assert self.device_mapping is not None, "`for_stages` comes first"
+        assert self.device_mapping is not None, "call `for_stages` first"
         return self.device_mapping
 
     @property
@@ -111,11 +111,11 @@ class Pipelining:
         return 1 + max(self.devices)
 
     def multiple(self) -> int:
-        """The number of micro-batches that the schedule takes has to be a multiple of this."""
+        """The number of micro-batches has to be a multiple of this."""
         return micro_batch_multiple(self.schedule, self.devices, self.training)
 
     def table(self, steps: int) -> Table:
-        """The table of one update; where nothing is trained, one for `steps` micro-batches or a few more."""
+        """The table of one update. Without training, a table for `steps` micro-batches, rounded up to a multiple."""
         group = self.multiple()
         count = self.updates.steps if self.training else steps + -steps % group
         return self.schedule.table(len(self.devices), count, self.devices, self.training)
@@ -125,7 +125,7 @@ class Pipelining:
         return Sequential().table(len(self.devices), 1, self.devices, self.training)
 
     def recompute(self, allowed: bool) -> Recompute:
-        """What backwards compute again; `allowed` is what `IPUConfig.allow_recompute` says."""
+        """What backwards recompute. `allowed` is the value of `IPUConfig.allow_recompute`."""
         if not allowed:
             return Recompute.NOTHING
         if self.recomputation_mode is RecomputationMode.Auto:
@@ -137,7 +137,7 @@ class Pipelining:
     # --- saving
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that `from_dict` reads."""
+        """Plain values for `from_dict`."""
         return {
             "schedule": _described(self.schedule),
             "device_mapping": self.device_mapping,
@@ -159,25 +159,24 @@ class Pipelining:
         )
 
 
-def schedule_of(value: Any) -> Schedule:
-    """The schedule that a member of `PipelineSchedule`, a name, or a schedule itself stands for."""
+def schedule_of(value: PipelineSchedule | str | Schedule) -> Schedule:
+    """The schedule for a member of `PipelineSchedule`, its name, or a schedule itself."""
     if isinstance(value, PipelineSchedule):
         return by_name(value.name)
     if isinstance(value, str):
         return by_name(value)
     if callable(getattr(value, "table", None)) and not isinstance(value, type):
-        schedule: Schedule = value
-        return schedule
-    hint = f" Make one: {value.__name__}()." if isinstance(value, type) and hasattr(value, "table") else ""
+        return value
+    hint = f" Make an instance: {value.__name__}()." if isinstance(value, type) and hasattr(value, "table") else ""
     names = ", ".join(member.name for member in PipelineSchedule)
     raise TypeError(
-        f"`pipeline_schedule` is {value!r}, which is no schedule.{hint} Give a member of `PipelineSchedule` ({names}), "
-        "its name, or a value with a method `table`."
+        f"`pipeline_schedule` is {value!r}, which is not a schedule.{hint} Give a member of `PipelineSchedule` "
+        f"({names}), its name, or an object with a `table` method."
     )
 
 
-def recomputation_mode_of(value: Any) -> RecomputationMode:
-    """The same mode; raises where it is none."""
+def recomputation_mode_of(value: object) -> RecomputationMode:
+    """`value`, which must be a member of `RecomputationMode`."""
     if not isinstance(value, RecomputationMode):
         names = ", ".join(member.name for member in RecomputationMode)
         raise TypeError(f"`recomputation_mode` is {value!r}. Give a member of `RecomputationMode`: {names}.")
@@ -185,15 +184,15 @@ def recomputation_mode_of(value: Any) -> RecomputationMode:
 
 
 def _described(schedule: Schedule) -> str | dict[str, Any]:
-    """A name, or the class and the fields of a schedule that a user wrote."""
+    """The name of a built-in schedule, or the class and fields of one that a user wrote."""
     kind = type(schedule)
     if kind in map(type, BUILT_IN):
         return kind.__name__
     path = f"{kind.__module__}:{kind.__qualname__}"
     if not dataclasses.is_dataclass(schedule) or "<locals>" in path:
         raise ValueError(
-            f"The schedule {schedule!r} cannot be saved with the model: only a dataclass at the top of a module can. "
-            "Move its class there, or set another schedule before saving."
+            f"The schedule {schedule!r} cannot be saved with the model: its class is not a dataclass at the top level "
+            "of a module. Make it one, or set another schedule before saving."
         )
     return {"class": path, "fields": dataclasses.asdict(schedule)}
 
@@ -209,7 +208,7 @@ def _made(description: str | dict[str, Any]) -> Schedule:
     except (ImportError, AttributeError) as error:
         raise ValueError(
             f"The model was saved with the schedule {description['class']}, which cannot be found here ({error}). "
-            "Import the module that has it from where it was, or load the model outside of the strategy's scope."
+            "Make its module importable under the same name, or load the model outside the strategy's scope."
         ) from error
     schedule: Schedule = found(**description["fields"])
     return schedule

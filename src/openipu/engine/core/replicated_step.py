@@ -12,6 +12,7 @@ from typing import Any
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.keras_compat.patches import BATCH_MOMENTS, RANDOM_FUNCTIONS
+from openipu.engine.types import Array
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from .state import Batch, Spot, State, Step
 
 
 def on_replicas(step: Step, place: Placement) -> Step:
-    """A step as one of the replicas of `place`: random numbers by position, statistics by group."""
+    """A step that runs as one of the replicas of `place`: random numbers by position, statistics by group."""
     if place.replicas.count == 1:
         return step
     return replace(step, micro=functools.partial(_on_one_of, place.replicas, place.batch_norm_group, step.micro))
@@ -33,12 +34,12 @@ def _on_one_of(
     micro: Callable[..., Any],
     state: State,
     batch: Batch,
-    active: Any = True,
+    active: Array | bool = True,
     spot: Spot | None = None,
 ) -> Any:
-    """`micro` as one of several replicas: random numbers by position in the global batch, statistics by group.
+    """Run `micro` as one of several replicas.
 
-    Without a `spot`, micro-batches of this size lie side by side.
+    Without a `spot`, the micro-batches of all replicas have the same size and lie side by side.
     """
     rows = jax.tree.leaves(batch)[0].shape[0]
     with one_of_several(replicas, group, lambda: rows, active, spot):
@@ -47,11 +48,15 @@ def _on_one_of(
 
 @contextlib.contextmanager
 def one_of_several(
-    replicas: Replicas, group: int, rows: Callable[[], int | None], active: Any = True, spot: Spot | None = None
+    replicas: Replicas,
+    group: int,
+    rows: Callable[[], int | None],
+    active: Array | bool = True,
+    spot: Spot | None = None,
 ) -> Iterator[None]:
-    """What is traced until the block ends is one of several replicas; `rows` tells the samples of a micro-batch.
+    """Until the block ends, trace as one of several replicas. `rows()` is the number of samples in a micro-batch.
 
-    Without a `spot`, micro-batches of this size lie side by side.
+    Without a `spot`, the micro-batches of all replicas have the same size and lie side by side.
     """
     with _random_by_position(replicas, rows, spot), _shared_statistics(replicas, group, active):
         yield
@@ -60,10 +65,10 @@ def one_of_several(
 def _random_by_position(
     replicas: Replicas, rows: Callable[[], int | None], spot: Spot | None
 ) -> contextlib.AbstractContextManager[None]:
-    """Keras' random functions draw for the samples of all replicas and give each replica its own.
+    """Keras' random functions draw for the samples of all replicas, and each replica takes its own part.
 
-    So dropout does not depend on how a global batch is spread. XLA only computes what is used. What has a parameter
-    per sample (`categorical`, ...) cannot be drawn that way; there, replicas get different random numbers.
+    So dropout does not depend on how a global batch is divided. XLA only computes the part that is used. Functions with
+    parameters per sample (`categorical`, ...) cannot be drawn that way: there, each replica draws from its own key.
     """
 
     def by_position(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -80,7 +85,7 @@ def _draw(
     replicas: Replicas,
     rows: int | None,
     spot: Spot | None,
-    key: Any,
+    key: Array,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
@@ -97,18 +102,18 @@ def _draw(
     return lax.dynamic_slice_in_dim(function(*values.args, **values.kwargs), spot.first, rows)
 
 
-def _shared_statistics(replicas: Replicas, group: int, active: Any) -> contextlib.AbstractContextManager[None]:
+def _shared_statistics(replicas: Replicas, group: int, active: Array | bool) -> contextlib.AbstractContextManager[None]:
     """BatchNormalization takes mean and variance over the micro-batches of `group` consecutive replicas.
 
-    Replicas that are not `active` have no micro-batch: they give nothing to the statistics nor to their gradients.
+    Replicas that are not `active` have no micro-batch. They add nothing to the statistics or their gradients.
     """
 
-    def shared(moments: Callable[..., tuple[Any, Any]], *args: Any) -> tuple[Any, Any]:
+    def shared(moments: Callable[..., tuple[Array, Array]], *args: Any) -> tuple[Array, Array]:
         mean, variance = moments(*args)
         whole = over_group(mean)
         return whole, over_group(variance + jnp.square(mean - whole))
 
-    def over_group(values: Any) -> Any:
+    def over_group(values: Array) -> Array:
         whole = replicas.mean_of_active(values, active, group)
         return jnp.where(active, whole, lax.stop_gradient(whole))
 

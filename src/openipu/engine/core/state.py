@@ -1,4 +1,4 @@
-"""The state of a model as a named value, a step as pure functions over it, and what an execution gives back."""
+"""The state of a model as a named value, a step as pure functions over it, and what an execution returns."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from openipu.engine.types import Array
+
 import jax
 
 Mode = Literal["train", "test", "predict"]
 Batch = Any
+"""A micro-batch: a tuple of x, y and sample weights, or what a user's own step takes."""
 Logs = dict[str, Any]
+"""Metrics by name."""
 
 
 class State(NamedTuple):
@@ -25,37 +29,37 @@ class State(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where a micro-batch lies in the batch of all replicas, of which random numbers are drawn by position."""
+    """Where a micro-batch lies in the batch of all replicas. Random numbers are drawn by position in it."""
 
-    first: Any
+    first: Array | int
     """The position of its first sample."""
     total: int = field(metadata={"static": True})
-    """Samples of all replicas in a full step."""
+    """How many samples all replicas have together in a full step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an execution gives back, and what happens around its micro-batches, whether or not they run in stages.
+    """What an execution returns, and what happens around its micro-batches, whether or not they run in stages.
 
-    `collect` says which results matter: "none" (they are computed from the final state by `finish`), "last" (those of
-    the last micro-batch), or "all" (one per row of data, as in predict).
+    `collect` says which results are kept: "none" (`finish` computes them from the final state), "last" (those of the
+    last micro-batch), or "all" (one per row of data, as in predict).
     """
 
     collect: Literal["none", "last", "all"]
     finish: Callable[[State], Any] | None = None
     check: Callable[[State, Batch], None] | None = None
-    """Raises where a micro-batch cannot mean what the user wants. Called once, while a program is traced."""
+    """Raises if a micro-batch cannot do what the user wants. Called once, while a program is traced."""
     begin: Callable[[State], State] | None = None
-    """What happens to the state when an execution begins, such as results of the last one being cleared."""
+    """Changes the state when an execution begins, for example to clear the results of the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One micro-batch as a pure function, the update after one or more of them, and what an execution gives back.
+    """One micro-batch as a pure function, the update after one or more of them, and what an execution returns.
 
-    `micro` gives the new state, the gradients and the results, and may be told whether its replica is active in this
-    step (has a micro-batch) and its `Spot`; `update` applies gradients that were accumulated over micro-batches (None
-    where there is nothing to apply, or where a user's own `train_step` does it itself).
+    `micro` returns the new state, the gradients and the results. It may be told its `Spot` and whether its replica is
+    active in this step (has a micro-batch). `update` applies accumulated gradients. It is None if there is nothing to
+    apply, or if a user's own `train_step` applies them itself.
     """
 
     micro: Callable[..., tuple[State, list[Any], Any]]
@@ -66,7 +70,7 @@ class Step:
 
 
 def state_of(mode: Mode, parts: tuple[Any, ...]) -> State:
-    """The state behind the anonymous tuple that Keras' trainer uses in `mode`."""
+    """The state as a named value, from the plain tuple that Keras' trainer uses in `mode`."""
     trainable, non_trainable, *rest = parts
     optimizer, metrics = rest if mode == "train" else ([], *rest) if mode == "test" else ([], [])
     return State(list(trainable), list(non_trainable), list(optimizer), list(metrics))

@@ -1,4 +1,4 @@
-"""How weights are trained on replicas, whoever computes the loss: gradients of a micro-batch, and updates."""
+"""How weights are trained on replicas, whatever computes the loss: gradients of a micro-batch, and updates."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from openipu.engine.devices.placement import Placement
+from openipu.engine.types import Array
 
 import jax
+import keras
 
 from . import offload
 from .accumulation import Accumulation
@@ -20,32 +22,32 @@ from .state import Batch, State
 from .state_layout import ReplicaLayout
 
 Forward = Callable[[State, Batch], tuple[Any, State, Any]]
-"""The (scaled) loss of a micro-batch, None where nothing is trained; the state after it; and its results."""
+"""Returns the (scaled) loss of a micro-batch (None without training), the state after it, and its results."""
 Loss = Callable[[list[Any]], tuple[Any, tuple[list[Any], list[Any], Any]]]
-"""The loss as a function of the weights, with the non-trainable state, the metrics and the results beside it."""
+"""The loss as a function of the weights. It also returns the non-trainable state, the metrics and the results."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trainer:
     """An optimizer at work: how its state lies on the replicas, and how gradients reach it."""
 
-    optimizer: Any
+    optimizer: keras.optimizers.Optimizer
     layout: ReplicaLayout
-    twin: Any
-    """Updates a replica's shares in place of the optimizer, where its state is divided over replicas."""
+    twin: keras.optimizers.Optimizer | None
+    """Updates a replica's shares in place of the optimizer, if its state is divided over replicas."""
     accumulation: Accumulation
     averaged: bool
     """Whether gradients are averaged over replicas instead of summed."""
     recompute: bool
-    """Whether the backward pass computes the forward pass again instead of keeping its values."""
+    """Whether the backward pass recomputes the forward pass instead of keeping its values."""
 
     def seen_by_keras(self, state: State) -> State:
-        """The state with stand-ins for divided slots, because Keras checks all shapes and reads a loss scale."""
+        """The state with stand-ins for divided slots: Keras checks all shapes and reads the loss scale."""
         shards = self.layout.shards
         return state if shards is None else state._replace(optimizer=shards.stand_ins(state.optimizer))
 
     def micro(self, forward: Forward, state: State, batch: Batch) -> tuple[State, list[Any], Any]:
-        """A micro-batch of training: the new state, the gradients, and the results."""
+        """Train on a micro-batch: the new state, the gradients and the results."""
         seen = self.seen_by_keras(state)
         loss = loss_of(forward, seen, batch)
         gradient = jax.grad(jax.checkpoint(loss) if self.recompute else loss, has_aux=True)
@@ -53,20 +55,21 @@ class Trainer:
         gradients = map_gradients(self.optimizer, gradients, state.trainable, seen.optimizer)
         return state._replace(non_trainable=non_trainable, metrics=metrics), gradients, results
 
-    def update(self, state: State, gradients: list[Any]) -> State:
-        """The state after an update with accumulated gradients, which are reduced over replicas here."""
+    def update(self, state: State, gradients: list[Array]) -> State:
+        """The state after an update with accumulated gradients, which this reduces over replicas."""
         update = self._update if self.layout.shards is None else self._update_shares
         return (offload.around(update) if self.layout.offloaded else update)(state, gradients)
 
-    def _update(self, state: State, gradients: list[Any]) -> State:
+    def _update(self, state: State, gradients: list[Array]) -> State:
         replicas = self.layout.replicas
         gradients = replicas.mean(gradients) if self.averaged else replicas.sum(gradients)
         trainable, slots = apply_update(self.optimizer, state.optimizer, gradients, state.trainable)
         return state._replace(trainable=trainable, optimizer=slots)
 
-    def _update_shares(self, state: State, gradients: list[Any]) -> State:
+    def _update_shares(self, state: State, gradients: list[Array]) -> State:
         shards = self.layout.shards
         assert shards is not None
+        assert self.twin is not None
         if self.averaged:
             gradients = [g / shards.replicas.count for g in gradients]
         own = shards.scatter(gradients), shards.mine(state.trainable)
@@ -74,8 +77,10 @@ class Trainer:
         return state._replace(trainable=shards.gather(list(shares)), optimizer=list(optimizer))
 
 
-def make_trainer(optimizer: Any, weights: Sequence[Any], place: Placement, options: Options) -> Trainer:
-    """How a built `optimizer` trains `weights` on the replicas of `place`."""
+def make_trainer(
+    optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable], place: Placement, options: Options
+) -> Trainer:
+    """A trainer of `weights` with a built `optimizer` on the replicas of `place`."""
     replicas, updates = place.replicas, options.updates
     shards = twin = None
     if updates.shard_optimizer and replicas.count > 1:

@@ -1,4 +1,4 @@
-"""What one update of the weights is: how many micro-batches it takes, and where the optimizer keeps its state."""
+"""What one update of the weights is: how many micro-batches it takes, and where the optimizer's state is kept."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from .accumulation import Accumulation
 
 if TYPE_CHECKING:
+    import keras
+
     from .wrapped_optimizer import Declared
 
 
@@ -24,20 +26,20 @@ class Updates:
 
     @property
     def steps(self) -> int:
-        """The micro-batches of one update."""
+        """How many micro-batches one update takes."""
         return self.accumulation.steps
 
-    def of_weights(self, weights: Sequence[Any]) -> Updates:
-        """This with the dtypes of gradients by name, where a function of a weight gives them."""
+    def of_weights(self, weights: Sequence[keras.Variable]) -> Updates:
+        """These updates for the weights of a model. A function that chooses accumulation dtypes becomes its results."""
         return replace(self, accumulation=self.accumulation.of_weights(weights))
 
     def with_optimizer(self, declared: Declared) -> Updates:
-        """This together with what the wrappers around an optimizer ask for."""
+        """These updates combined with what the wrappers around an optimizer ask for."""
         asked = declared.accumulation
         if asked and self.accumulation.steps > 1 and asked != self.accumulation:
             raise ValueError(
-                f"The model accumulates {self.accumulation} and its optimizer {asked}. Set one of them: the options of "
-                "the model, or the optimizer's wrapper."
+                f"The model accumulates {self.accumulation}, but its optimizer {asked}. Set only one of them: "
+                "the model's options or the optimizer's wrapper."
             )
         return Updates(
             asked or self.accumulation,
@@ -46,7 +48,7 @@ class Updates:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that `from_dict` reads."""
+        """Plain values for `from_dict`."""
         return {
             "accumulation": self.accumulation.to_dict(),
             "shard_optimizer": self.shard_optimizer,
@@ -55,7 +57,7 @@ class Updates:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Updates:
-        """The inverse of `to_dict`. Other values may stand beside those of an update."""
+        """The inverse of `to_dict`. Other values in the dict are ignored."""
         return cls(
             Accumulation.from_dict(values["accumulation"]), values["shard_optimizer"], values["offload_optimizer"]
         )

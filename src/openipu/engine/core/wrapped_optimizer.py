@@ -1,8 +1,8 @@
 """A Keras optimizer around a Keras optimizer.
 
-Who does what: the inner optimizer owns all state and all updates. A wrapper only declares what happens to gradients
-before. Under a strategy the engine reads these declarations (optimizer_chain.py), does the work inside its program,
-and calls the optimizer through `optimizer_chain.update`. Everywhere else (plain Keras, a user's own `train_step`) a
+The inner optimizer owns all state and makes all updates. A wrapper only declares what happens to gradients before
+that. Under a strategy, the engine reads these declarations (optimizer_chain.py), does the work inside its program, and
+calls the optimizer through `optimizer_chain.update`. Everywhere else (plain Keras, a user's own `train_step`), a
 wrapper does its work itself, in `prepare`. `by_engine` tells the two apart.
 """
 
@@ -10,43 +10,44 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from openipu.engine.keras_compat.patches import OPTIMIZER_APPLY
+from openipu.engine.types import Array
 
 import keras
 
 from .accumulation import Accumulation
 
-_done: contextvars.ContextVar[bool] = contextvars.ContextVar("gradients_are_prepared", default=False)
+_prepared: contextvars.ContextVar[bool] = contextvars.ContextVar("gradients_are_prepared", default=False)
 
 
 @contextlib.contextmanager
 def by_engine() -> Iterator[None]:
-    """Until the block ends, gradients reach optimizers mapped, accumulated and reduced."""
-    token = _done.set(True)
+    """Until the block ends, gradients that reach optimizers are already mapped, accumulated and reduced."""
+    token = _prepared.set(True)
     try:
         yield
     finally:
-        _done.reset(token)
+        _prepared.reset(token)
 
 
 def is_by_engine() -> bool:
-    """Whether gradients reach optimizers prepared, see `by_engine`."""
-    return _done.get()
+    """Whether gradients that reach optimizers are already prepared. See `by_engine`."""
+    return _prepared.get()
 
 
-def chain(optimizer: Any) -> Iterator[Any]:
-    """The optimizer, the one inside it, and so on, Keras' own `LossScaleOptimizer` included."""
+def chain(optimizer: keras.optimizers.Optimizer | None) -> Iterator[keras.optimizers.Optimizer]:
+    """The optimizer, the optimizer inside it, and so on, including Keras' own `LossScaleOptimizer`."""
     while optimizer is not None:
         yield optimizer
         optimizer = vars(optimizer).get("inner_optimizer")
 
 
-def loss_scale(optimizer: Any, values: Sequence[Any] | None = None) -> Any:
-    """What `optimizer` multiplies losses, and so gradients, by; its variables have the given values."""
+def loss_scale(optimizer: keras.optimizers.Optimizer, values: Sequence[Array] | None = None) -> Any:
+    """The factor by which `optimizer` scales losses and so gradients, given the values of its variables."""
     if values is None:
         return optimizer.scale_loss(1.0)
     with keras.StatelessScope(state_mapping=list(zip(optimizer.variables, values, strict=True))):
@@ -55,10 +56,10 @@ def loss_scale(optimizer: Any, values: Sequence[Any] | None = None) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What the wrappers around an optimizer ask of the engine; None and False where they say nothing."""
+    """What the wrappers around an optimizer ask of the engine; None or False where they ask nothing."""
 
     accumulation: Accumulation | None = None
-    """Micro-batches per update."""
+    """How many micro-batches make an update, and how they are reduced."""
     replica_reduction: Literal["sum", "mean"] = "sum"
     shard_state: bool = False
     """Whether each replica keeps only its share of the optimizer's state."""
@@ -66,7 +67,7 @@ class Declared:
     """Whether the optimizer's state lives on the host between updates."""
 
     def __or__(self, inner: Declared) -> Declared:
-        """What a wrapper and the one inside it ask for together."""
+        """What a wrapper and the wrapper inside it ask for together."""
         return Declared(
             self.accumulation or inner.accumulation,
             "mean" if "mean" in (self.replica_reduction, inner.replica_reduction) else "sum",
@@ -75,12 +76,12 @@ class Declared:
         )
 
 
-def _forwarded(name: str) -> Any:
-    def get(self: Any) -> Any:
+def _forwarded(name: str) -> property:
+    def get(self: IpuOptimizer) -> Any:
         return getattr(self.inner_optimizer, name)
 
-    def set_(self: Any, value: Any) -> None:
-        # Keras' constructor gives every optimizer these settings. It runs before there is an inner optimizer.
+    def set_(self: IpuOptimizer, value: object) -> None:
+        # Keras' constructor assigns these settings before there is an inner optimizer.
         if "inner_optimizer" in vars(self):
             setattr(self.inner_optimizer, name, value)
 
@@ -90,7 +91,7 @@ def _forwarded(name: str) -> Any:
 class IpuOptimizer(keras.optimizers.Optimizer):
     """Updates weights exactly as `opt` does. The base of the optimizers in `openipu.optimizers`.
 
-    A wrapper that has something to ask of the engine overrides `declared`, or `mapped` where it maps gradients.
+    A wrapper that asks something of the engine overrides `declared`. One that maps gradients overrides `mapped`.
 
     Args:
         opt: Any Keras optimizer: an instance, a name, or a config.
@@ -105,15 +106,15 @@ class IpuOptimizer(keras.optimizers.Optimizer):
     ema_overwrite_frequency = _forwarded("ema_overwrite_frequency")
     loss_scale_factor = _forwarded("loss_scale_factor")
 
-    def __init__(self, opt: Any, name: str | None = None) -> None:
+    def __init__(self, opt: keras.optimizers.Optimizer | str | dict[str, Any], name: str | None = None) -> None:
         inner = keras.optimizers.get(dict(opt) if isinstance(opt, dict) else opt)
         if inner is None:
-            raise ValueError("`opt` is None. Give a Keras optimizer to wrap, its name or its config.")
+            raise ValueError("`opt` is None. Give the Keras optimizer to wrap, its name or its config.")
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = inner
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever a wrapper does not have, its inner optimizer may."""
+        """Look up on the inner optimizer what the wrapper does not have."""
         inner = vars(self).get("inner_optimizer")
         if inner is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -123,59 +124,66 @@ class IpuOptimizer(keras.optimizers.Optimizer):
 
     @property
     def declared(self) -> Declared:
-        """What this wrapper asks of the engine; those around and inside it speak for themselves."""
+        """What this wrapper asks of the engine. Wrappers around and inside it declare their own."""
         return Declared()
 
     maps_gradients = False
     """Whether `mapped` does anything."""
 
     def mapped(
-        self, gradients: Sequence[Any], weights: Sequence[Any], scale: Any = 1.0, *, keep_overflow: bool = False
-    ) -> list[Any]:
-        """The gradients of one micro-batch as this wrapper maps them, `scale` times too large before and after.
+        self,
+        gradients: Sequence[Array],
+        weights: Sequence[Array],
+        scale: Array | float = 1.0,
+        *,
+        keep_overflow: bool = False,
+    ) -> list[Array]:
+        """The gradients of one micro-batch as this wrapper maps them, scaled by `scale` before and after.
 
         With `keep_overflow`, inf and nan stay.
         """
         del weights, scale, keep_overflow
         return list(gradients)
 
-    def prepare(self, gradients: Sequence[Any], weights: Sequence[Any], scale: Any) -> list[Any]:
-        """What this wrapper does to gradients that the engine has not prepared.
+    def prepare(self, gradients: Sequence[Array], weights: Sequence[Array], scale: Array | float) -> list[Array]:
+        """Gradients that the engine has not prepared, as this wrapper changes them.
 
-        `weights` are values. `scale` is how many times too large the gradients are because of a scaled loss.
+        `weights` are values. `scale` is the factor by which a scaled loss has made the gradients too large.
         """
         del weights, scale
         return list(gradients)
 
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+    def apply(self, grads: Sequence[Array], trainable_variables: Iterable[keras.Variable] | None = None) -> None:
         """Update the variables."""
         OPTIMIZER_APPLY.chain(type(self)._apply)(self, grads, trainable_variables)
 
-    def _apply(self, grads: Any, trainable_variables: Any = None) -> None:
+    def _apply(self, grads: Sequence[Array], trainable_variables: Iterable[keras.Variable] | None = None) -> None:
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             if not self.built:
                 self.build(trainable_variables)
-        if not _done.get() and self.built:
+        if not _prepared.get() and self.built:
             known = self._known if trainable_variables is None else trainable_variables
             grads = self.prepare(grads, [v.value for v in known], loss_scale(self))
         self.inner_optimizer.apply(grads, trainable_variables)
 
-    def apply_gradients(self, grads_and_vars: Any) -> Any:
-        """Update the variables; gives the number of updates so far."""
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Array, keras.Variable]]) -> keras.Variable:
+        """Update the variables, and return the number of updates so far."""
         gradients, weights = zip(*grads_and_vars, strict=True)
         self.apply(gradients, weights)
         return self.iterations
 
-    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+    def stateless_apply(
+        self, optimizer_variables: Sequence[Array], grads: Sequence[Array], trainable_variables: Sequence[Array]
+    ) -> Any:
         """The values of the weights and of the optimizer's variables after an update."""
-        if not _done.get() and self.built:
+        if not _prepared.get() and self.built:
             grads = self.prepare(grads, trainable_variables, loss_scale(self, optimizer_variables))
         return self.inner_optimizer.stateless_apply(optimizer_variables, grads, trainable_variables)
 
-    # --- state: all of it is the inner optimizer's
+    # --- state: all of it belongs to the inner optimizer
 
-    def build(self, variables: Any) -> None:
+    def build(self, variables: Iterable[keras.Variable]) -> None:
         """Create the inner optimizer's variables."""
         self.inner_optimizer.build(variables)
         super().build(variables)
@@ -187,7 +195,7 @@ class IpuOptimizer(keras.optimizers.Optimizer):
         return self.inner_optimizer.variables
 
     @property
-    def iterations(self) -> Any:
+    def iterations(self) -> keras.Variable:
         """The number of updates so far."""
         return self.inner_optimizer.iterations
 
@@ -197,33 +205,35 @@ class IpuOptimizer(keras.optimizers.Optimizer):
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
+    def learning_rate(self, value: float | keras.optimizers.schedules.LearningRateSchedule) -> None:
         self.inner_optimizer.learning_rate = value
 
-    def scale_loss(self, loss: Any) -> Any:
-        """The loss as the inner optimizer wants it to be differentiated."""
+    def scale_loss(self, loss: Array | float) -> Any:
+        """The loss that is differentiated, scaled as the inner optimizer wants it."""
         return self.inner_optimizer.scale_loss(loss)
 
-    def finalize_variable_values(self, var_list: Any) -> None:
-        """What the inner optimizer does to the weights when training ends."""
+    def finalize_variable_values(self, var_list: Iterable[keras.Variable]) -> None:
+        """Let the inner optimizer change the weights when training ends."""
         self.inner_optimizer.finalize_variable_values(var_list)
 
-    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Weights that do not decay."""
+    def exclude_from_weight_decay(
+        self, var_list: Iterable[keras.Variable] | None = None, var_names: Iterable[str] | None = None
+    ) -> None:
+        """Name weights that do not decay."""
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
 
-    def set_weights(self, weights: Any) -> None:
+    def set_weights(self, weights: Sequence[Array]) -> None:
         """Set the inner optimizer's variables."""
         self.inner_optimizer.set_weights(weights)
 
     # --- saving
 
-    def save_own_variables(self, store: Any) -> None:
-        """Nothing: Keras saves the inner optimizer as a part of this one."""
+    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
+        """Save nothing: Keras saves the inner optimizer as a part of this one."""
 
-    def load_own_variables(self, store: Any) -> None:
-        """Nothing, as in `save_own_variables`."""
+    def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
+        """Load nothing, as `save_own_variables` saves nothing."""
 
     def get_config(self) -> dict[str, Any]:
-        """Everything that makes an equal optimizer."""
+        """Everything needed to make an equal optimizer."""
         return {"opt": keras.optimizers.serialize(self.inner_optimizer), "name": self.name}

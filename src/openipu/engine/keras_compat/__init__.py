@@ -1,1 +1,1 @@
-"""Everything that depends on how Keras is made inside: private API, patches, classes, building."""
+"""Everything that depends on Keras' internals: private API, patches, model classes, building of models."""

@@ -1,15 +1,17 @@
 """The private parts of Keras that the rest of the package uses, under plain names.
 
 Only this file and patches.py import from `keras.src` or read underscore attributes of Keras' objects, so a new Keras
-release is met here and nowhere else. Nothing is decided here: each function is one thing that Keras knows or does.
+release requires changes nowhere else. Nothing is decided here: each function is one thing that Keras knows or does.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from openipu.engine.types import Array, Data, Tree
 
 import keras
 from keras.src import api_export
@@ -18,10 +20,11 @@ from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.variables import AutocastScope, get_autocast_scope
 from keras.src.backend.jax.trainer import JAXTrainer
 from keras.src.models.functional import Functional, operation_fn, unpack_singleton
+from keras.src.ops.node import Node
 from keras.src.saving import object_registration
 from keras.src.trainers.data_adapters import get_data_adapter
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable, train_validation_split
+from keras.src.trainers.data_adapters.array_slicing import Sliceable, convert_to_sliceable, train_validation_split
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset, PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
@@ -46,29 +49,29 @@ __all__ = [
 # --- variables and optimizers ----------------------------------------------------------------------------------------
 
 
-def has_value(variable: Any) -> bool:
-    """Whether a variable has a value of its own, whatever scopes are open."""
+def has_value(variable: keras.Variable) -> bool:
+    """Whether a variable has a value of its own, regardless of open scopes."""
     return variable._value is not None
 
 
-def drop_values(variables: Sequence[Any]) -> None:
-    """Free the memory of variables; each is empty until it is assigned again."""
+def drop_values(variables: Sequence[keras.Variable]) -> None:
+    """Free the memory of variables. Each one is empty until it is assigned again."""
     for variable in variables:
         variable._value = None
 
 
-def stored_dtype(variable: Any) -> str:
-    """The dtype of a variable's value, also where an autocast scope shows another one."""
+def stored_dtype(variable: keras.Variable) -> str:
+    """The dtype of a variable's value, even if an autocast scope shows another one."""
     dtype: str = variable._dtype
     return dtype
 
 
-def decays(optimizer: Any, weight: Any) -> bool:
+def decays(optimizer: keras.optimizers.Optimizer, weight: keras.Variable) -> bool:
     """Whether an optimizer with weight decay applies it to `weight`."""
     return bool(optimizer._use_weight_decay(weight))
 
 
-def optimized_variables(optimizer: Any) -> list[Any]:
+def optimized_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """The variables that an optimizer was built for."""
     return list(optimizer._trainable_variables)
 
@@ -76,68 +79,73 @@ def optimized_variables(optimizer: Any) -> list[Any]:
 # --- models and their trainer ----------------------------------------------------------------------------------------
 
 
-def all_layers(model: Any, itself: bool = True) -> list[Any]:
+def all_layers(model: keras.Layer, itself: bool = True) -> list[keras.Layer]:
     """The layers of a model at all depths, with or without the model itself."""
     return list(model._flatten_layers(include_self=itself))
 
 
-def compiled_parts(model: Any) -> list[Any]:
-    """The losses and metrics that `compile` made, which have variables once Keras has seen a batch."""
+def compiled_parts(model: keras.Model) -> list[Any]:
+    """The losses and metrics that `compile` made. They have variables once Keras has seen a batch."""
     return [part for part in (model._compile_metrics, model._compile_loss) if part is not None]
 
 
-def symbolic_build(model: Any, batch: Any) -> None:
-    """Create the variables of a compiled model, its optimizer and metrics; `batch` may be None if it has its own."""
+def symbolic_build(model: keras.Model, batch: Tree) -> None:
+    """Create the variables of a compiled model, its optimizer and metrics.
+
+    `batch` may be None if the model and its metrics already have their variables.
+    """
     model._symbolic_build(data_batch=batch)
 
 
-def assert_compiled(model: Any, caller: str) -> None:
-    """Keras' own error when `compile` was not called."""
+def assert_compiled(model: keras.Model, caller: str) -> None:
+    """Raise Keras' own error if `compile` was not called."""
     model._assert_compile_called(caller)
 
 
-def overrides(model: Any, name: str) -> bool:
-    """Whether the user wrote a method, such as `train_step`, of Keras' trainer anew."""
+def overrides(model: keras.Model, name: str) -> bool:
+    """Whether the user has overridden a method of Keras' trainer, such as `train_step`."""
     return getattr(type(model), name) is not getattr(JAXTrainer, name)
 
 
-def update_metrics(model: Any, values: Any, loss: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
-    """The logs and the new values of the metrics' variables after a batch with this loss and these outputs."""
+def update_metrics(
+    model: keras.Model, values: Sequence[Array], loss: Array, x: Tree, y: Tree, y_pred: Tree, sample_weight: Tree
+) -> Any:
+    """The logs, and the new values of the metrics' variables, after a batch with this loss and these outputs."""
     return model._update_metrics_variables(values, loss, x, y, y_pred, sample_weight)
 
 
-def start_epoch(model: Any, initial_epoch: int) -> int:
-    """Where training starts: a callback such as `BackupAndRestore` may have moved it."""
+def start_epoch(model: keras.Model, initial_epoch: int) -> int:
+    """The epoch where training starts. A callback such as `BackupAndRestore` may have changed it."""
     return model._initial_epoch or initial_epoch
 
 
-def should_evaluate(model: Any, epoch: int, validation_freq: Any) -> bool:
+def should_evaluate(model: keras.Model, epoch: int, validation_freq: int | Sequence[int]) -> bool:
     """Whether validation is due after this epoch."""
     return bool(model._should_eval(epoch, validation_freq))
 
 
-def final_logs(model: Any, logs: dict[str, Any]) -> dict[str, Any]:
-    """The metrics of the whole epoch, or the step's own logs where a user's step reports other keys."""
+def final_logs(model: keras.Model, logs: dict[str, Any]) -> dict[str, Any]:
+    """The metrics of the whole epoch, or the step's own logs if a user's step reports other keys."""
     return dict(model._get_metrics_result_or_logs(logs))
 
 
-def in_order(model: Any, logs: dict[str, Any]) -> Any:
-    """Logs as the list (or scalar) that `evaluate` returns."""
+def in_order(model: keras.Model, logs: dict[str, Any]) -> Any:
+    """Logs as the list or scalar that `evaluate` returns."""
     return model._flatten_metrics_in_order(logs)
 
 
 # --- data adapters ---------------------------------------------------------------------------------------------------
 
 
-def adapted_arrays(adapter: ArrayDataAdapter) -> Any:
-    """The arrays behind an adapter as the user gave them."""
+def adapted_arrays(adapter: ArrayDataAdapter) -> Data:
+    """The arrays behind an adapter, as the user gave them."""
     return adapter._inputs
 
 
-def converted_arrays(adapter: ArrayDataAdapter) -> Any:
+def converted_arrays(adapter: ArrayDataAdapter) -> Tree:
     """The arrays behind an adapter, converted as Keras converts each batch (float64 becomes float32, and so on)."""
 
-    def convert(part: Any) -> Any:
+    def convert(part: Sliceable) -> Any:
         return part.convert_to_jax_compatible(part[slice(None)])
 
     sliceables = convert_to_sliceable(adapter._inputs, target_backend="jax")
@@ -153,12 +161,12 @@ def array_order(adapter: ArrayDataAdapter) -> tuple[int, int, bool | str]:
 
 
 def model_opener() -> Any:
-    """What Keras pickles in place of a model's class: the function that opens the pickle."""
+    """What Keras pickles in place of a model's class: the function that loads the pickle."""
     return keras.Model._unpickle_model
 
 
 def take_names(new: type, cls: type) -> None:
-    """Register `new` under the names that `cls` is saved by."""
+    """Register `new` under the names that `cls` is saved under."""
     for names in (object_registration.GLOBAL_CUSTOM_NAMES, api_export.REGISTERED_OBJS_TO_NAMES):
         if cls in names:
             names[new] = names[cls]
@@ -167,54 +175,56 @@ def take_names(new: type, cls: type) -> None:
 # --- the graph of a model --------------------------------------------------------------------------------------------
 
 
-def functional_of(model: Any) -> Any:
-    """The Functional model that a model is, or that a Sequential one with known inputs consists of; or None."""
+def functional_of(model: keras.Model) -> Functional | None:
+    """The model itself if it is Functional, the Functional model inside a Sequential one with known inputs, or None."""
     return model if isinstance(model, Functional) else getattr(model, "_functional", None)
 
 
-def nodes_of(functional: Any) -> list[Any]:
-    """The nodes of a graph, one for each call of a layer or operation, in the order in which they run."""
+def nodes_of(functional: Functional) -> list[Node]:
+    """The nodes of a graph, one per call of a layer or operation, in the order in which they run."""
     by_depth = functional._nodes_by_depth
     return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
 
 
-def is_call(node: Any) -> bool:
-    """Whether a node computes something: others are inputs."""
+def is_call(node: Node) -> bool:
+    """Whether a node computes something. Others are inputs."""
     return bool(node.operation) and not node.is_input
 
 
-def call_of(node: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], list[Any]]:
+def call_of(node: Node) -> tuple[keras.Operation, tuple[Any, ...], dict[str, Any], list[keras.KerasTensor]]:
     """The operation of a node, its arguments, keyword arguments and outputs."""
     return node.operation, node.arguments.args, node.arguments.kwargs, list(node.outputs)
 
 
-def outputs_of(functional: Any) -> Any:
-    """The symbolic outputs of a graph in the structure that the model returns."""
+def outputs_of(functional: Functional) -> Tree:
+    """The symbolic outputs of a graph, in the structure that the model returns."""
     return unpack_singleton(functional._outputs_struct)
 
 
-def standardized(functional: Any, inputs: Any) -> list[Any]:
-    """The flat inputs of a graph, converted as the model itself does (structure, dtype, last axis)."""
+def standardized(functional: Functional, inputs: Tree) -> list[Any]:
+    """The flat inputs of a graph, converted as the model itself converts them (structure, dtype, last axis)."""
     return list(functional._standardize_inputs(inputs))
 
 
-def run_operation(operation: Any, training: bool | None, args: Any, kwargs: Any) -> Any:
-    """Call an operation as a Functional model does: it is told `training` if it takes that and was not called with."""
+def run_operation(
+    operation: keras.Operation, training: bool | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Call an operation as a Functional model does: with `training` if it takes that and was not given it."""
     return operation_fn(operation, training=training)(*args, **kwargs)
 
 
-def takes_training(layer: Any) -> bool:
-    """Whether `call` has an argument `training`."""
+def takes_training(layer: keras.Layer) -> bool:
+    """Whether the layer's `call` has an argument `training`."""
     return bool(layer._call_has_training_arg)
 
 
-def shapes_built_with(model: Any) -> Any:
-    """The shapes of the inputs that a model was built with, or None."""
+def shapes_built_with(model: keras.Model) -> Any:
+    """The input shapes that a model was built with, or None."""
     return next(iter((model._build_shapes_dict or {}).values()), None)
 
 
-def clear_losses(layer: Any) -> None:
-    """Drop the losses that a layer has added in the scope: Keras does so when it calls one again."""
+def clear_losses(layer: keras.Layer) -> None:
+    """Drop the losses that a layer has added in the scope, as Keras does when it calls a layer again."""
     layer._clear_losses()
 
 
@@ -226,24 +236,24 @@ def in_layer_call() -> bool:
     return global_state.get_global_attribute("current_call_ctx") is not None
 
 
-def called_layer() -> Any:
+def called_layer() -> keras.Layer | None:
     """The outermost layer that is being called, or None."""
     return getattr(global_state.get_global_attribute("current_call_ctx"), "entry_layer", None)
 
 
 def in_stateless_scope() -> bool:
-    """Whether a stateless scope is open, so that something is being traced."""
+    """Whether a stateless scope is open, which means that something is being traced."""
     return global_state.get_global_attribute("stateless_scope") is not None
 
 
 def name_scopes() -> list[Any]:
-    """The objects (layers, optimizers, metrics, ...) whose variables are being made, the outermost first."""
+    """The objects (layers, optimizers, metrics, ...) whose variables are being made, outermost first."""
     return [scope.caller for scope in global_state.get_global_attribute("name_scope_stack") or ()]
 
 
 @contextlib.contextmanager
 def fresh_names() -> Iterator[None]:
-    """Until the block ends, automatic names are given as if none had been given before."""
+    """Until the block ends, automatic names are counted from the start."""
     fresh: dict[str, Any] = {
         "object_name_uids": collections.defaultdict(int),
         "name_scope_stack": [],
@@ -260,18 +270,18 @@ def fresh_names() -> Iterator[None]:
 
 
 def given_names() -> dict[str, int]:
-    """How often each automatic name has been given so far."""
+    """How often each automatic name has been used so far."""
     return dict(global_state.get_global_attribute("object_name_uids"))
 
 
 def go_on_naming(names: dict[str, int]) -> None:
-    """Give automatic names as if these had been given before."""
+    """Continue automatic naming as if these names had been used already."""
     global_state.set_global_attribute("object_name_uids", collections.defaultdict(int, names))
 
 
 @contextlib.contextmanager
-def calls_forgotten(layers: Sequence[Any]) -> Iterator[None]:
-    """When the block ends, the layers no longer know of the calls that were recorded inside."""
+def calls_forgotten(layers: Sequence[keras.Layer]) -> Iterator[None]:
+    """When the block ends, the layers forget the calls that were recorded inside it."""
     known = [(layer, len(layer._inbound_nodes), len(layer._outbound_nodes)) for layer in layers]
     try:
         yield

@@ -1,12 +1,13 @@
-"""Every place where Keras is told to do something that it has no argument for: one registry, one lock.
+"""Every place where Keras is made to do something that it has no argument for: one registry, one lock.
 
-A patch replaces an attribute of a class, module or object of Keras. What it puts there looks up the handlers of the
-calling thread and, where there are none, does what Keras does. So one thread can trace a model for several replicas
-while others use plain Keras and notice nothing. The replacement is installed when the first thread enters `using` and
-removed when the last one leaves, whatever happens in between.
+A patch replaces an attribute of a Keras class, module or object. The replacement calls the handlers of the current
+thread; without any, it does what Keras does. So one thread can trace a model for several replicas while others use
+plain Keras and notice nothing. The replacement is installed when the first thread enters `using` and removed when the
+last one leaves, whatever happens in between.
 
-`tracing()` is the one lock of the engine: whoever traces a model holds it. Code that is traced may change objects that
-threads share (a model's layers, Python's random state), and it may trace other code: the lock is re-entrant.
+`tracing()` is the engine's only lock. A thread holds it while it traces a model, because traced code may change objects
+that threads share (a model's layers, Python's random state). Traced code may also trace other code, so the lock is
+re-entrant.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from keras.src.layers.layer import CallContext
 from keras.src.ops.node import Node
 
 Handler = Callable[..., Any]
-"""Called in place of the original, which is its first argument, with the arguments of the call."""
-Replacement = Callable[["Patch", Any, Any], Any]
-"""Makes what is installed from a patch, its owner and the original."""
+"""Called in place of the original, with the original and then the arguments of the call."""
+Replacement = Callable[["Patch", object, Any], Any]
+"""Makes what is installed, from a patch, its owner and the original."""
 
 REGISTRY: list[Patch] = []
 """All patches."""
@@ -45,18 +46,18 @@ def tracing() -> contextlib.AbstractContextManager[object]:
 
 @dataclass(eq=False, slots=True)
 class Patch:
-    """An attribute of Keras that is replaced while somebody uses the patch."""
+    """An attribute of Keras that is replaced while the patch is in use."""
 
-    owner: Any
-    """What has the attribute; for patches of single objects the class of these objects."""
+    owner: object
+    """What has the attribute. For patches of single objects, their class."""
     attribute: str
     reason: str
     lifetime: str
     """When the patch is in place."""
     replacement: Replacement | None = None
-    """How to make what is installed; None for functions and methods."""
+    """Makes what is installed; None for functions and methods."""
     of_objects: bool = False
-    """Whether it is not the owner that is patched, but single objects of that class."""
+    """Whether single objects of the class are patched, not the class itself."""
     _installed: dict[int, _Installed] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -64,28 +65,28 @@ class Patch:
 
     @property
     def active(self) -> bool:
-        """Whether the patch is in place, for whatever thread."""
+        """Whether the patch is in place for any thread."""
         return bool(self._installed)
 
-    def handlers(self, owner: Any = None) -> list[Handler]:
-        """The handlers of this thread, the innermost last."""
+    def handlers(self, owner: object = None) -> list[Handler]:
+        """The handlers of this thread, innermost last."""
         installed = self._installed.get(id(self.owner if owner is None else owner))
         return [] if installed is None else installed.handlers()
 
-    def chain(self, original: Handler, owner: Any = None) -> Handler:
-        """The handlers of this thread around `original`; without any, `original` itself."""
+    def chain(self, original: Handler, owner: object = None) -> Handler:
+        """`original` wrapped in the handlers of this thread; `original` itself if there are none."""
         for handler in self.handlers(owner):
             original = functools.partial(handler, original)
         return original
 
     @contextlib.contextmanager
-    def using(self, handler: Handler, on: Any = None, *, once: bool = False) -> Iterator[None]:
-        """Until the block ends, calls of this thread go to `handler`.
+    def using(self, handler: Handler, on: object = None, *, once: bool = False) -> Iterator[None]:
+        """Until the block ends, calls in this thread go to `handler`.
 
         Args:
             handler: See `Handler`.
-            on: The object, for patches of objects.
-            once: Whether a thread that has a handler already needs no second one.
+            on: The object to patch, for patches of single objects.
+            once: Whether to do nothing if this thread has a handler already.
         """
         owner = self.owner if on is None else on
         if once and self.handlers(owner):
@@ -99,7 +100,7 @@ class Patch:
             handlers.remove(handler)
             self._leave(owner)
 
-    def _enter(self, owner: Any) -> _Installed:
+    def _enter(self, owner: object) -> _Installed:
         with _installing:
             installed = self._installed.get(id(owner))
             if installed is None:
@@ -108,7 +109,7 @@ class Patch:
             installed.users += 1
             return installed
 
-    def _leave(self, owner: Any) -> None:
+    def _leave(self, owner: object) -> None:
         with _installing:
             installed = self._installed[id(owner)]
             installed.users -= 1
@@ -118,9 +119,9 @@ class Patch:
 
 
 class _Installed:
-    """A replacement in its place, and how to take it out again."""
+    """An installed replacement, and how to remove it."""
 
-    def __init__(self, owner: Any, attribute: str) -> None:
+    def __init__(self, owner: object, attribute: str) -> None:
         self._owner, self._attribute, self.users = owner, attribute, 0
         self._local = threading.local()
         self._is_object = not isinstance(owner, type | ModuleType)
@@ -130,19 +131,19 @@ class _Installed:
         self.original: Any = getattr(owner, attribute, None)
 
     def handlers(self) -> list[Handler]:
-        """Those of this thread, the innermost last."""
+        """The handlers of this thread, innermost last."""
         found: list[Handler] = vars(self._local).setdefault("handlers", [])
         return found
 
     def put(self, value: Any) -> None:
         """Install `value`."""
         if self._is_object:
-            vars(self._owner)[self._attribute] = value  # Keras tracks what is assigned to its objects
+            vars(self._owner)[self._attribute] = value  # not `setattr`: Keras tracks what is assigned to its objects
         else:
             setattr(self._owner, self._attribute, staticmethod(value) if self._static else value)
 
     def restore(self) -> None:
-        """Leave everything as it was before."""
+        """Put everything back as it was."""
         if self._own and self._is_object:
             vars(self._owner)[self._attribute] = self._before
         elif self._own:
@@ -156,9 +157,9 @@ class _Installed:
 # --- what is installed -----------------------------------------------------------------------------------------------
 
 
-def _function(patch: Patch, owner: Any, original: Handler) -> Handler:
-    # Not `functools.wraps`: Keras takes the arguments of constructors apart and must see these, not the original's.
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _function(patch: Patch, owner: object, original: Handler) -> Handler:
+    # Not `functools.wraps`: Keras inspects the arguments of constructors and must see these, not the original's.
+    def method(self: object, *args: Any, **kwargs: Any) -> Any:
         return patch.chain(original, owner)(self, *args, **kwargs)
 
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -167,8 +168,8 @@ def _function(patch: Patch, owner: Any, original: Handler) -> Handler:
     return function if patch.of_objects else method
 
 
-def _random_functions(patch: Patch, _owner: Any, original: Any) -> Any:
-    """Keras' view of JAX with another `random`: handlers get a function of `jax.random` and its name."""
+def _random_functions(patch: Patch, _owner: object, original: ModuleType) -> object:
+    """Keras' view of JAX with another `random`. Handlers get a function of `jax.random` and its name."""
 
     class Random:
         def __getattr__(self, name: str) -> Any:
@@ -185,11 +186,11 @@ def _random_functions(patch: Patch, _owner: Any, original: Any) -> Any:
     return Jax()
 
 
-def _symbolic_class(patch: Patch, _owner: Any, original: Any) -> Any:
-    """The class of symbolic tensors as `isinstance` sees it: handlers say what else is one."""
+def _symbolic_class(patch: Patch, _owner: object, original: type) -> type:
+    """The class of symbolic tensors as `isinstance` sees it. Handlers decide what else counts as one."""
 
     class Asked(type):
-        def __instancecheck__(cls, value: Any) -> bool:
+        def __instancecheck__(cls, value: object) -> bool:
             return isinstance(value, original) or any(test(value) for test in patch.handlers())
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -198,24 +199,24 @@ def _symbolic_class(patch: Patch, _owner: Any, original: Any) -> Any:
     return Asked("KerasTensor", (), {})
 
 
-def _training_property(patch: Patch, _owner: Any, _original: Any) -> Any:
-    """The mode that layers look at: handlers get what the outermost call was told."""
+def _training_property(patch: Patch, _owner: object, _original: object) -> property:
+    """The training mode that layers read. Handlers get the mode that the outermost call was given."""
 
-    def get(context: Any) -> bool | None:
+    def get(context: CallContext) -> bool | None:
         told: bool | None = vars(context).get("training")
         handlers = patch.handlers()
         return handlers[-1](told) if handlers else told
 
-    def set_(context: Any, value: bool | None) -> None:
+    def set_(context: CallContext, value: bool | None) -> None:
         vars(context)["training"] = value
 
     return property(get, set_)
 
 
-def _added_method(patch: Patch, _owner: Any, _original: Any) -> Any:
-    """A method that Keras does not have; other threads do not have it either."""
+def _added_method(patch: Patch, _owner: object, _original: object) -> property:
+    """A method that Keras does not have. It exists only in threads that have a handler."""
 
-    def get(self: Any) -> Any:
+    def get(self: object) -> Any:
         handlers = patch.handlers()
         if not handlers:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {patch.attribute!r}")
@@ -228,11 +229,11 @@ def _added_method(patch: Patch, _owner: Any, _original: Any) -> Any:
 
 NEW_MODELS = Patch(
     keras.Model, "__new__", lifetime="while a strategy's scope is open",
-    reason="Every way of making a model passes through here; models of a strategy get a class with its methods.",
+    reason="Every way of making a model passes through here; a strategy's models get a class with its methods.",
 )  # fmt: skip
 NODES = Patch(
     Node, "__init__", lifetime="while a `PipelineStage` is open, and while a model's `call` is traced",
-    reason="Calls of layers remember their pipeline stage and are recorded; Keras tells nobody of them.",
+    reason="Calls of layers remember their pipeline stage and are recorded; Keras has no hook for them.",
 )  # fmt: skip
 OPERATIONS = Patch(
     keras.Operation, "__init__", lifetime="while a `PipelineStage` is open, and while a model's `call` is traced",
@@ -240,15 +241,15 @@ OPERATIONS = Patch(
 )  # fmt: skip
 LAYER_CALLS = Patch(
     keras.Layer, "__call__", lifetime="while a model's `call` is traced",
-    reason="Calls of layers on constants are recorded, too; Keras computes them.",
+    reason="Calls of layers on constants are recorded, too; Keras would just compute them.",
 )  # fmt: skip
 SYMBOLIC_TENSORS = Patch(
     keras_tensor, "KerasTensor", lifetime="while a model's `call` is traced", replacement=_symbolic_class,
-    reason="Operations on variables (tied weights) are recorded; Keras computes them.",
+    reason="Operations on variables (tied weights) are recorded; Keras would just compute them.",
 )  # fmt: skip
 SEEDS = Patch(
     keras.random.SeedGenerator, "next", lifetime="while a model's graph is run on shapes",
-    reason="How often each stage draws from a seed that several stages share.",
+    reason="Counts how often each stage draws from a seed that several stages share.",
 )  # fmt: skip
 RANDOM_FUNCTIONS = Patch(
     keras_random, "jax", lifetime="while a step is traced for several replicas", replacement=_random_functions,
@@ -264,7 +265,7 @@ OPTIMIZER_APPLY = Patch(
 )  # fmt: skip
 LOSS_SCALE_APPLY = Patch(
     keras.optimizers.LossScaleOptimizer, "apply", lifetime="while a user's function is traced",
-    reason="The same, for the one optimizer of Keras with an `apply` of its own.",
+    reason="The same for the only Keras optimizer with an `apply` of its own.",
 )  # fmt: skip
 OPTIMIZER_MINIMIZE = Patch(
     keras.optimizers.Optimizer, "minimize", lifetime="while a model_fn is traced", replacement=_added_method,
@@ -272,15 +273,15 @@ OPTIMIZER_MINIMIZE = Patch(
 )  # fmt: skip
 NEW_VARIABLES = Patch(
     keras.Variable, "__init__", lifetime="while a model_fn is traced",
-    reason="A model_fn makes its variables anew each time; their values come from the state, by order.",
+    reason="A model_fn makes new variables each time it is traced; their values come from the state, in order.",
 )  # fmt: skip
 TRAINING_FLAG = Patch(
     CallContext, "training", lifetime="while a model_fn is traced", replacement=_training_property,
-    reason="Layers that are not told the mode take that of the estimator.",
+    reason="Layers that are not given a mode take the estimator's.",
 )  # fmt: skip
 STATELESS_CALL = Patch(
     keras.Model, "stateless_call", lifetime="while the last stage of a pipeline is traced", of_objects=True,
-    reason="Keras' own step computes loss and metrics from outputs that the stages have computed.",
+    reason="Keras' own step computes loss and metrics from the outputs of the stages.",
 )  # fmt: skip
 STATELESS_APPLY = Patch(
     keras.optimizers.Optimizer, "stateless_apply", lifetime="while a user's `train_step` is traced", of_objects=True,
@@ -288,5 +289,5 @@ STATELESS_APPLY = Patch(
 )  # fmt: skip
 CHECK_FINITE = Patch(
     keras.optimizers.LossScaleOptimizer, "check_finite", lifetime="while a stage's update is traced", of_objects=True,
-    reason="Whether a scaled loss overflowed is decided over the gradients of all stages.",
+    reason="Whether a scaled loss has overflowed is decided from the gradients of all stages.",
 )  # fmt: skip
