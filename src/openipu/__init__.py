@@ -2,8 +2,8 @@
 
 >>> import openipu as ipu
 
-puts Keras on its JAX backend and gives the `ipu` namespace. Import it before Keras. Nothing heavy is loaded until a
-submodule is used, so the import itself takes milliseconds.
+gives you the `ipu` namespace and puts Keras on its JAX backend, so import it before Keras. The import takes
+milliseconds: nothing heavy is loaded until you use a submodule.
 """
 
 import importlib
@@ -90,7 +90,7 @@ _IN_OPS = {
     "replication_ops",
     "within_replica_ops",
 }
-"""Modules of `openipu.ops` that scripts also know at the top."""
+"""Modules of `openipu.ops` that are also available at the top level, as in the original."""
 
 
 def _use_jax_backend() -> None:
@@ -108,10 +108,10 @@ def _use_jax_backend() -> None:
     asked = os.environ.get("KERAS_BACKEND")
     if asked not in (None, "", "jax"):
         # Overridden rather than refused: the variable usually comes from a shell profile and was not meant for this
-        # script, which cannot run on any other backend anyway. The warning keeps the change from being silent.
+        # script, which cannot run on any other backend anyway. The warning makes sure that the change is not silent.
         warnings.warn(
-            f"KERAS_BACKEND={asked} is replaced by KERAS_BACKEND=jax in this process, because OpenIPU runs Keras on "
-            "JAX. Set KERAS_BACKEND=jax to silence this warning.",
+            f"KERAS_BACKEND is {asked}, but OpenIPU runs Keras on JAX, so it is changed to jax in this process. Set "
+            "KERAS_BACKEND=jax to silence this warning.",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -122,7 +122,7 @@ _use_jax_backend()
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Load a public submodule when it is first used."""
+    """Load a public submodule on first use."""
     if name in __all__:
         return importlib.import_module(f"{__name__}.ops.{name}" if name in _IN_OPS else f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What all estimators have in common: training, evaluating, predicting, and looking into checkpoints."""
+"""What all estimators share: training, evaluating, predicting, and reading checkpoints."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ log = logging.getLogger("openipu")
 
 @dataclass(frozen=True, slots=True)
 class WarmStartSettings:
-    """Which weights of another training run a new one begins with.
+    """Which weights of another training run to start from.
 
     Args:
         ckpt_to_initialize_from: A `model_dir`, or one of its checkpoints.
-        vars_to_warm_start: Which weights to take: a regular expression that is found in their names, or several.
+        vars_to_warm_start: Which weights to take: one or more regular expressions, searched for in their names.
     """
 
     ckpt_to_initialize_from: str | Path
@@ -47,19 +47,19 @@ class WarmStartSettings:
                 re.compile(name)
             except re.error as error:
                 raise ValueError(
-                    f"`vars_to_warm_start` has {name!r}, which is no regular expression: {error}. Escape special "
+                    f"`vars_to_warm_start` has {name!r}, which is not a regular expression: {error}. Escape special "
                     "characters with a backslash."
                 ) from None
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """The regular expressions, one of which a weight's name must match."""
+        """The regular expressions. A weight is taken if its name matches one of them."""
         given: Any = self.vars_to_warm_start
         return tuple(given) if isinstance(given, list | tuple) else (given,)
 
 
 class EstimatorBase:
-    """An estimator. A subclass checks its arguments and chooses the `EstimatorRunner` that makes its programs."""
+    """An estimator. Subclasses check their arguments and choose the `EstimatorRunner` that builds their programs."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class EstimatorBase:
 
     @property
     def model_dir(self) -> str:
-        """Where checkpoints and event files are."""
+        """The folder of the checkpoints and event files."""
         return str(self._core.model_dir)
 
     # --- running
@@ -93,17 +93,17 @@ class EstimatorBase:
         max_steps: int | None = None,
         saving_listeners: Sequence[CheckpointSaverListener] | None = None,
     ) -> Self:
-        """Train for `steps` more steps, or until there are `max_steps` in all.
+        """Train for `steps` more steps, or until `max_steps` steps have run in total.
 
-        A step is one micro-batch on each replica. Training also ends with the data, or when a hook asks for it. The
-        state is saved at the end and in between as the `RunConfig` says.
+        A step is one micro-batch on each replica. Training also ends when the data runs out or a hook asks for it. The
+        state is saved at the end, and in between as the `RunConfig` says.
 
         Args:
-            input_fn: Gives the training data.
+            input_fn: Returns the training data.
             hooks: `SessionRunHook`s.
             steps: A multiple of `iterations_per_loop`.
-            max_steps: Training stops at the end of the first execution that reaches it.
-            saving_listeners: Called around the saving of checkpoints.
+            max_steps: Training stops after the first execution that reaches it.
+            saving_listeners: Called before and after each checkpoint is saved.
         """
         steps = validate.count("steps", steps, optional=True)
         max_steps = validate.count("max_steps", max_steps, optional=True)
@@ -128,11 +128,11 @@ class EstimatorBase:
         """The loss, the metrics and the global step of a checkpoint, as a dict.
 
         Args:
-            input_fn: Gives the data.
-            steps: How many steps to evaluate, a multiple of `iterations_per_loop`; None: to the end of the data.
+            input_fn: Returns the data.
+            steps: How many steps to evaluate, a multiple of `iterations_per_loop`. None evaluates all of the data.
             hooks: `SessionRunHook`s.
-            checkpoint_path: Which checkpoint; None: the newest.
-            name: Keeps the event files of several evaluations apart.
+            checkpoint_path: Which checkpoint to evaluate; None for the newest.
+            name: A name for this evaluation, which keeps its event files apart from those of others.
         """
         steps = validate.count("steps", steps, optional=True)
         self._check_multiple(steps)
@@ -149,15 +149,15 @@ class EstimatorBase:
         yield_single_examples: bool = True,
         num_predictions: int | None = None,
     ) -> Iterator[Any]:
-        """Yield the predictions for each example, in the order of the data, to its end.
+        """Yield the predictions for every example, in the order of the data.
 
         Args:
-            input_fn: Gives the data; labels are ignored.
-            predict_keys: Which predictions of a dict to give.
+            input_fn: Returns the data; labels are ignored.
+            predict_keys: Which predictions to yield, if model_fn returns a dict of them.
             hooks: `SessionRunHook`s.
-            checkpoint_path: Which checkpoint; None: the newest.
-            yield_single_examples: False: yield arrays with the examples of one execution.
-            num_predictions: Stop after so many examples.
+            checkpoint_path: Which checkpoint to use; None for the newest.
+            yield_single_examples: If False, yield arrays that hold all examples of an execution.
+            num_predictions: Stop after this many examples.
         """
         limit = validate.count("num_predictions", num_predictions, optional=True)
         params = self._params_of("predict", input_fn)
@@ -167,13 +167,15 @@ class EstimatorBase:
         if validate.flag("yield_single_examples", yield_single_examples):
             return single_examples(blocks, limit)
         if limit is not None:
-            raise ValueError("`num_predictions` counts examples. Set `yield_single_examples=True`, or leave it out.")
+            raise ValueError(
+                "`num_predictions` counts single examples. Set `yield_single_examples=True`, or leave it out."
+            )
         return blocks
 
     # --- checkpoints
 
     def latest_checkpoint(self) -> str | None:
-        """The folder of the newest checkpoint."""
+        """The folder of the newest checkpoint; None if there is none."""
         step = self._core.checkpoints().latest()
         return None if step is None else str(self._core.model_dir / FOLDER / str(step))
 
@@ -188,7 +190,9 @@ class EstimatorBase:
             saved = self._core.saved()
             return saved.global_step if saved else 0
         if name not in variables:
-            raise ValueError(f"There is no variable {name!r}. There are {', '.join(self.get_variable_names())}.")
+            raise ValueError(
+                f"There is no variable {name!r}. The variables are {', '.join(self.get_variable_names())}."
+            )
         return variables[name]
 
     def _variables(self) -> dict[str, Any]:
@@ -197,13 +201,13 @@ class EstimatorBase:
             raise ValueError(f"There is no checkpoint in {self.model_dir}. Train first.")
         return saved.variables | saved.optimizer
 
-    # --- what there is for compiled TensorFlow graphs only
+    # --- not available
 
     def export_saved_model(self, *_args: Any, **_kwargs: Any) -> NoReturn:
-        """Not available: a model_fn is no model that could be exported. The error says what to do."""
+        """Not available: model_fn is a function, not a model that could be exported. The error says what to do."""
         raise NotImplementedError(
-            "An estimator cannot export a SavedModel: model_fn is a function, not a Keras model. Make the same layers "
-            "as a Keras model, give it the weights that `get_variable_value` reads (or train it with `fit`), and call "
+            "An estimator cannot export a SavedModel: model_fn is a function, not a Keras model. Build the same layers "
+            "as a Keras model, set the weights that `get_variable_value` reads (or train it with `fit`), and call "
             "`model.export`."
         )
 
@@ -215,7 +219,7 @@ class EstimatorBase:
         iterations = self._core.iterations
         if steps is not None and steps % iterations:
             raise ValueError(
-                f"`steps` ({steps}) must be a multiple of `iterations_per_loop` ({iterations}), the steps of an "
+                f"`steps` ({steps}) must be a multiple of `iterations_per_loop` ({iterations}), the steps of one "
                 f"execution. Give {round_up(steps, iterations)}, for example."
             )
 
@@ -227,22 +231,24 @@ class EstimatorBase:
 
 
 def check_model_fn(model_fn: Callable[..., Any], params: Mapping[str, Any] | None, known: Sequence[str]) -> None:
-    """Raise where a function cannot be called as a model_fn."""
+    """Raise unless model_fn can be called with the arguments that it will get."""
     declared = declared_by(model_fn)
     unknown = [name for name in declared if name not in known]
     if unknown:
-        raise ValueError(f"model_fn has the argument {unknown[0]!r}. It may have {', '.join(known)}.")
+        raise ValueError(
+            f"model_fn has the argument {unknown[0]!r}, which nobody gives it. It can have {', '.join(known)}."
+        )
     if params and "params" not in declared:
-        raise ValueError("`params` are given, but model_fn has no argument `params`. Add it.")
+        raise ValueError("`params` is given, but model_fn has no argument `params`. Add it.")
 
 
 def declared_by(model_fn: Callable[..., Any]) -> tuple[str, ...]:
-    """The arguments of a function; raises if it is none."""
+    """The names of the arguments of model_fn. Raise if it is not a function."""
     return arguments(validate.function("model_fn", model_fn, error=ValueError))
 
 
 def checked_config(config: RunConfig | None) -> RunConfig:
-    """The configuration of an estimator, the default one for None."""
+    """The configuration of an estimator; the default one for None."""
     given: RunConfig | None = validate.instance("config", config, RunConfig, optional=True, error=ValueError)
     return given or RunConfig()
 
@@ -251,18 +257,18 @@ def checked_params(params: Mapping[str, Any] | None) -> dict[str, Any]:
     """The params of an estimator."""
     given = validate.mapping("params", params, optional=True, error=ValueError)
     if "input_fn" in given:
-        raise ValueError("`params` has the key 'input_fn', which is reserved. Call it otherwise.")
+        raise ValueError("`params` has the key 'input_fn', which is reserved. Use another name.")
     return given
 
 
 def _model_dir(model_dir: str | Path | None, config: RunConfig) -> Path:
     folder = validate.path("model_dir", model_dir, optional=True)
     if folder is not None and config.model_dir is not None and str(folder) != config.model_dir:
-        raise ValueError(f"`model_dir` is {str(model_dir)!r}, but that of `config` is {config.model_dir!r}. Give one.")
+        raise ValueError(f"`model_dir` is {str(folder)!r}, but `config` says {config.model_dir!r}. Give one of them.")
     chosen = folder or config.model_dir
     if chosen is None:
         chosen = tempfile.mkdtemp(prefix="openipu-estimator-")
-        log.warning("Checkpoints go to the temporary folder %s. Give `model_dir` to keep them.", chosen)
+        log.warning("Checkpoints are saved in the temporary folder %s. Give `model_dir` to keep them.", chosen)
     folder = Path(chosen)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"`model_dir` is {str(folder)!r}, which is a file. Give a folder.")
@@ -278,8 +284,12 @@ def _chosen(predictions: Tree, keys: str | Sequence[str] | None) -> Tree:
         return predictions
     keys = [keys] if isinstance(keys, str) else list(keys)
     if not isinstance(predictions, dict):
-        raise ValueError("`predict_keys` is given, but the predictions of model_fn are not a dict. Leave it out.")
+        raise ValueError(
+            "`predict_keys` is given, but the predictions of model_fn are not a dict. Leave `predict_keys` out."
+        )
     missing = [key for key in keys if key not in predictions]
     if missing:
-        raise ValueError(f"There is no prediction {missing[0]!r}. There are {', '.join(map(repr, predictions))}.")
+        raise ValueError(
+            f"There is no prediction {missing[0]!r}. The predictions are {', '.join(map(repr, predictions))}."
+        )
     return {key: predictions[key] for key in keys}

@@ -1,10 +1,10 @@
-"""Made-up images for machines without the real data: digits drawn from strokes, and coloured shapes.
+"""Made-up images for machines without the real data: digits drawn as strokes, and coloured shapes.
 
-A class is a *field*: an array that says how far each point of a square is from the class's outline. An image samples
-the field of its class under a random turn, shear, size and shift, and inks what is near enough. Only the drawing of
-these few fields is slow Python; sampling is a handful of array operations for a whole block of images.
+A class is a *field*: an array with the distance of each point of a square from the outline of the class. An image
+samples the field of its class under a random rotation, shear, size and shift, and inks the points that are near enough.
+Only drawing these few fields is slow Python; sampling takes a handful of array operations for a whole block of images.
 
-Images are drawn in blocks with a seed each, so the first n images do not depend on how many are asked for.
+Images are drawn in blocks, each with its own seed, so the first n images are the same however many are requested.
 """
 
 from collections.abc import Callable
@@ -28,12 +28,12 @@ _SEED: Final = 20210602
 
 
 def digits(split: Split, count: int) -> tuple[Images, Labels]:
-    """Give `count` images (28, 28) of hand-drawn-looking digits, and their labels."""
+    """`count` images (28, 28) of digits that look hand-drawn, and their labels."""
     return _blocks(split, count, (28, 28), np.stack([_strokes(digit) for digit in range(10)]), _digit_images)
 
 
 def shapes(split: Split, count: int) -> tuple[Images, Labels]:
-    """Give `count` images (32, 32, 3) of ten kinds of shapes in any colours, and their labels (count, 1)."""
+    """`count` images (32, 32, 3) of ten kinds of shapes in any colours, and their labels (count, 1)."""
     images, labels = _blocks(split, count, (32, 32, 3), _shape_fields(), _shape_images)
     return images, labels[:, None]
 
@@ -46,7 +46,7 @@ def _blocks(split: Split, count: int, shape: tuple[int, ...], fields: Field, dra
         part = slice(start, min(start + _BLOCK, count))
         size = part.stop - part.start
         labels_of_block = rng.integers(0, 10, _BLOCK, dtype=np.uint8)
-        # Always drawn whole, so that a shortened block is the beginning of the full one.
+        # Blocks are always drawn whole, so that a shortened block is the beginning of the full one.
         labels[part], images[part] = labels_of_block[:size], draw(rng, fields, labels_of_block)[:size]
     return images, labels
 
@@ -81,7 +81,7 @@ def _shape_images(rng: np.random.Generator, fields: Field, labels: Labels) -> Im
         shift=rng.uniform(-0.25, 0.25, (count, 2)),
     )
     cover = np.clip(0.5 - distance * 12, 0, 1)[..., None]
-    # Any two colours that differ enough to be told apart, whatever the class: colour alone gives nothing away.
+    # Two random colours that are easy to tell apart. They do not depend on the class, so colour gives nothing away.
     ground = rng.uniform(30, 225, (count, 1, 1, 3)).astype(np.float32)
     contrast = rng.choice(np.array([-1, 1], np.float32), (count, 1, 1, 3)) * rng.uniform(50, 110, (count, 1, 1, 3))
     slope = rng.normal(0, 25, (count, 2, 1, 1, 3)).astype(np.float32)
@@ -96,7 +96,7 @@ def _shape_images(rng: np.random.Generator, fields: Field, labels: Labels) -> Im
 def _sample(
     fields: Field, labels: Labels, pixels: int, *, turn: Values, shear: Values, size: Values, shift: Values
 ) -> Field:
-    """Look every pixel of every image up in the field of its class, under one linear map per image."""
+    """Look up every pixel of every image in the field of its class, under one linear map per image."""
     axis = np.linspace(-1, 1, pixels, dtype=np.float32)
     cosine, sine = np.cos(turn), np.sin(turn)
     rotation = np.stack([cosine, -sine, sine, cosine], axis=-1).reshape(-1, 2, 2)
@@ -113,7 +113,7 @@ def _sample(
 
 
 def _grid() -> tuple[Field, Field]:
-    """Row (downwards) and column (to the right) of every cell of a field."""
+    """The row (downwards) and column (to the right) of every cell of a field."""
     axis = np.linspace(-_EXTENT, _EXTENT, _RESOLUTION, dtype=np.float32)
     row, column = np.meshgrid(axis, axis, indexing="ij")
     return row, column
@@ -157,7 +157,7 @@ def _to_segment(row: Field, column: Field, start: NDArray[Any], stop: NDArray[An
 
 
 def _shape_fields() -> Field:
-    """Signed distances (negative inside) of ten shapes; near the outline they need only be about right."""
+    """Signed distances (negative inside) from the outlines of ten shapes; only roughly right, which is enough."""
     row, column = _grid()
     radius, angle = np.hypot(row, column), np.arctan2(row, column)
 

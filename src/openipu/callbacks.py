@@ -1,4 +1,4 @@
-"""Callbacks for `fit` of models that were made in a strategy's scope."""
+"""Callbacks for `fit` of models created in a strategy's scope."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ __all__ = ["Checkpoint"]
 log = logging.getLogger("openipu")
 
 COUNTERS = ("best", "best_epoch", "cooldown_counter", "stopped_epoch", "wait")
-"""What EarlyStopping, ReduceLROnPlateau and ModelCheckpoint call what they decide by."""
+"""The attributes by which EarlyStopping, ReduceLROnPlateau and ModelCheckpoint make their decisions."""
 
 
 class Checkpoint(keras.callbacks.Callback):
-    """Saves all that training depends on; the same `fit`, called again in a new process, goes on from there.
+    """Saves everything that training depends on. The same `fit`, called in a new process, resumes from there.
 
     >>> model.fit(x, y, epochs=10, callbacks=[ipu.callbacks.Checkpoint("run")])
 
-    It goes on also in the middle of an epoch, and ends with the same bits as a run that was never stopped. A checkpoint
-    holds weights, optimizer, metrics, random state, the position in the data, the history, and the counters of Keras'
-    callbacks. One folder belongs to one run, which may take several `fit`s: use another one to begin anew. So
-    `initial_epoch` says where a run begins; in one that goes on, it must only not leave epochs out.
+    It can resume in the middle of an epoch, and gives bit for bit the result of a run that was never interrupted. A
+    checkpoint holds the weights, optimizer, metrics, random state, position in the data, history, and the counters of
+    Keras' callbacks. A folder belongs to one run, which may take several calls of `fit`; use another folder to start
+    over. `initial_epoch` only matters when a run starts. When it resumes, `initial_epoch` must not skip any epochs.
 
     Args:
-        dir: Folder of the checkpoints. It is made when it is needed.
-        every_n_executions: Executions from one checkpoint to the next. The last execution is always saved.
-        keep: How many of the newest checkpoints stay; None keeps all.
-        every_seconds: If given, the least time from one checkpoint to the next.
-        max_share: The share of the time that writing may take. With executions so short that it would take more, the
-            next checkpoint waits. 1 lets it take what it needs.
+        dir: The folder for the checkpoints. It is created when it is needed.
+        every_n_executions: How many executions lie between checkpoints. The last execution is always saved.
+        keep: How many of the newest checkpoints to keep; None keeps all.
+        every_seconds: If given, the minimum time between checkpoints.
+        max_share: The share of the time that writing may take. If executions are so short that writing would take a
+            larger share, the next checkpoint waits. 1 sets no limit.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class Checkpoint(keras.callbacks.Callback):
         self._pending: Callable[[], None] | None = None
 
     def load_weights(self, model: keras.Model) -> int:
-        """Put the weights of the newest intact checkpoint into any built Keras model like the one it was saved from.
+        """Load the weights of the newest intact checkpoint into a built Keras model with the same variables.
 
         Returns:
-            The step it was saved at: batches trained on, over all replicas.
+            The step at which it was saved: the number of batches trained on, over all replicas.
         """
         owners = variables_of(model, "predict")
         step, tree = self._checkpoints.restore(_tree(values_of(owners), "trainable", "non_trainable"))
@@ -77,15 +77,15 @@ class Checkpoint(keras.callbacks.Callback):
     # --- what Keras calls
 
     def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002
-        """Go on from the newest intact checkpoint, if there is one."""
+        """Resume from the newest intact checkpoint, if there is one."""
         session = getattr(self.model, "_ipu_session", None)
         if session is None:
             raise ValueError(
-                f"`Checkpoint` saves models of a strategy, but {self.model.name!r} was made outside of its scope. Make "
-                "it inside `strategy.scope()`, or use `keras.callbacks.BackupAndRestore`."
+                f"`Checkpoint` saves models of a strategy, but {self.model.name!r} was created outside its scope. "
+                "Create it inside `strategy.scope()`, or use `keras.callbacks.BackupAndRestore`."
             )
         if session.keeper is not None:
-            raise ValueError("Two `Checkpoint` callbacks were given, but a run goes on from one place. Give one.")
+            raise ValueError("`fit` was given two `Checkpoint` callbacks, but a run resumes from one folder. Give one.")
         session.keeper = self
         self._waiting, self._pending = 0, None
         self._checkpoints.wait()
@@ -93,7 +93,7 @@ class Checkpoint(keras.callbacks.Callback):
             session.resume = self._restore()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002
-        """Note the epoch."""
+        """Remember the epoch."""
         self._epoch = epoch
 
     def on_train_end(self, logs: Logs | None = None) -> None:  # noqa: ARG002
@@ -103,7 +103,7 @@ class Checkpoint(keras.callbacks.Callback):
     # --- what the engine calls
 
     def executed(self, position: Position, state: Callable[[], State], logs: Logs, last: bool) -> None:
-        """Save, if it is time to."""
+        """Save a checkpoint if one is due."""
         self._waiting += 1
         final = last and self._epoch + 1 == self.params["epochs"]
         if final or (self._waiting >= self._every and self._checkpoints.due(position.step)):
@@ -118,7 +118,7 @@ class Checkpoint(keras.callbacks.Callback):
     # --- saving and restoring
 
     def _fit(self, position: Position, ended: bool) -> dict[str, Any]:
-        """What is neither state nor logs."""
+        """The part of a checkpoint that is neither state nor logs."""
         history = self.model.history
         return {
             "epoch": self._epoch,
@@ -129,31 +129,31 @@ class Checkpoint(keras.callbacks.Callback):
         }
 
     def _restore(self) -> ResumePoint:
-        """The newest intact checkpoint, also put into the model, for callbacks that look at it before it runs."""
+        """The newest intact checkpoint. It is also loaded into the model, for callbacks that read it before it runs."""
         owners = variables_of(self.model, "train")
         like = _tree(values_of(owners), "trainable", "non_trainable", "optimizer")
         step, tree = self._checkpoints.restore(like | {"fit": None, "logs": None, "metrics": None})
         metrics = [tree["metrics"][str(i)] for i in range(len(tree["metrics"]))]
         if len(metrics) != len(owners.metrics):
             raise ValueError(
-                f"The checkpoint of step {step} in {self._checkpoints.folder} has {len(metrics)} metric variables, "
-                f"the model {len(owners.metrics)}. Compile it with the same metrics, or use another folder."
+                f"The checkpoint of step {step} in {self._checkpoints.folder} has {len(metrics)} metric variables, but "
+                f"the model has {len(owners.metrics)}. Compile it with the same metrics, or use another folder."
             )
         state = State(tree["trainable"], tree["non_trainable"], tree["optimizer"], metrics)
         assign(owners, state)
         fit = tree["fit"]
         self._pending = partial(self._put_back, json.loads(fit["history"]), json.loads(fit["callbacks"]))
-        moment = ResumePoint(
+        resume = ResumePoint(
             fit["epoch"], fit["ended"], Position.from_json(fit["position"]), state, tree["logs"], self._resumed
         )
         log.info(
-            "%s: goes on from the checkpoint of step %d in %s: epoch %d, step %d",
-            self.model.name, step, self._checkpoints.folder, moment.epoch + 1, moment.position.done,
+            "%s: resumes from the checkpoint of step %d in %s: epoch %d, step %d",
+            self.model.name, step, self._checkpoints.folder, resume.epoch + 1, resume.position.done,
         )  # fmt: skip
-        return moment
+        return resume
 
     def _resumed(self) -> None:
-        """Put back what Keras and callbacks forget when training begins."""
+        """Restore what Keras and its callbacks reset when training begins."""
         if self._pending is not None:
             self._pending()
             self._pending = None
@@ -165,14 +165,14 @@ class Checkpoint(keras.callbacks.Callback):
             vars(callback).update({n: v for n, v in counters.items() if hasattr(callback, n)})
 
     def _callbacks(self) -> list[Any]:
-        """Those of the running `fit` that stop it, change the learning rate or save; none when it is over."""
+        """The callbacks of the running `fit` whose counters are saved; none when it has ended."""
         running = self.model._ipu_session.callbacks
         kinds = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau, keras.callbacks.ModelCheckpoint)
         return [c for c in running.callbacks if isinstance(c, kinds)] if running else []
 
 
 def _counters(callback: keras.callbacks.Callback) -> dict[str, float]:
-    """What a callback of Keras has counted and seen."""
+    """The counters of one of Keras' callbacks."""
     values = {name: vars(callback).get(name) for name in COUNTERS}
     return {name: float(v) if isinstance(v, np.floating) else v for name, v in values.items() if v is not None}
 
@@ -182,5 +182,5 @@ def _tree(state: State, *parts: str) -> dict[str, Any]:
 
 
 def _as_list(value: ArrayLike) -> Any:
-    """An array among the logs as JSON knows it."""
+    """An array in the logs, in a form that JSON has."""
     return np.asarray(value).tolist()

@@ -1,10 +1,10 @@
-"""`IPUConfig` and what belongs to it: which devices to use, and how programs are compiled for them.
+"""`IPUConfig`: which devices to use, and how to compile programs for them.
 
 >>> config = IPUConfig()
 >>> config.auto_select_ipus = 4
 >>> config.configure_ipu_system()
 
-The options, their rules and what they mean are in `openipu.settings`. Here a configuration becomes that of the process.
+The options, their rules and their meaning are in `openipu.settings`. This module applies a configuration to a process.
 """
 
 import copy
@@ -45,15 +45,15 @@ __all__ = [
 
 
 class IPUConfig(OptionTree):
-    """Which devices to use and how to compile for them; nothing happens before `configure_ipu_system()`.
+    """Which devices to use and how to compile for them. Nothing happens until `configure_ipu_system()` is called.
 
     >>> config = IPUConfig()
     >>> config.auto_select_ipus = 4
     >>> config.optimizations.math.fast = True
     >>> config.configure_ipu_system()
 
-    The object can be changed and used again; configuring never changes it. `openipu.config.OPTIONS` is the table of
-    all options, and `docs/config.md` shows it.
+    You can change the object and use it again; configuring never changes it. `openipu.config.OPTIONS` lists all
+    options, and so does `docs/config.md`.
     """
 
     __slots__ = ()
@@ -70,9 +70,9 @@ _lock = threading.RLock()
 def configure_ipu_system(config: IPUConfig, device: str = "cpu", reset_configuration: bool = True) -> None:
     """Make `config` the configuration of this process.
 
-    A configuration with the same meaning as the active one changes nothing. Any other waits for running programs, drops
-    the compiled ones and takes over, with a warning; with `reset_configuration=False` it is refused instead. Models
-    stay usable and compile again when they next run. `config` is not changed. `device` is the host, always a CPU.
+    Nothing changes if `config` means the same as the active configuration. Otherwise this waits for running programs,
+    drops the compiled ones and logs a warning; with `reset_configuration=False` it raises an error instead. Models stay
+    usable and are compiled again when they next run. `device` is the host, which is always a CPU.
     """
     global _active
     validate.instance("config", config, IPUConfig)
@@ -93,11 +93,11 @@ def configure_ipu_system(config: IPUConfig, device: str = "cpu", reset_configura
         systems.configure(settings)
         _active = copy.deepcopy(config)
     if previous not in (None, settings):
-        logger.warning("The configuration has changed: programs compiled so far are dropped and compiled again.")
+        logger.warning("The configuration has changed: all programs will be compiled again.")
 
 
 def reset_ipu_configuration() -> None:
-    """Forget the configuration: wait for running programs and drop the compiled ones. No-op when there is none."""
+    """Forget the configuration: wait for running programs and drop the compiled ones. Does nothing if there is none."""
     global _active
     with _lock:
         if _active is not None:
@@ -108,9 +108,11 @@ def reset_ipu_configuration() -> None:
 
 
 def get_ipu_config(session: None = None) -> list[IPUConfig]:
-    """Give a copy of the active configuration for each configured system; RuntimeError when there is none."""
+    """A copy of the active configuration for each configured system; RuntimeError if there is none."""
     if session is not None:
-        raise ValueError(f"session is {session!r}, but there are no sessions here. Call get_ipu_config() without it.")
+        raise ValueError(
+            f"session is {session!r}, but there are no sessions here. Call get_ipu_config() without arguments."
+        )
     with _lock:
         if _active is None:
             raise RuntimeError("No IPU devices configured. Call configure_ipu_system() on an IPUConfig first.")
@@ -122,6 +124,6 @@ def get_ipu_config(session: None = None) -> list[IPUConfig]:
 
 def _check_host(device: str) -> None:
     if type(device) is not str:
-        raise TypeError(f"device is {device!r} of type {type(device).__name__}. It names the host: 'cpu'.")
+        raise TypeError(f"device is {device!r}, but it names the host. Leave it at 'cpu'.")
     if "cpu" not in device.lower():
-        raise ValueError(f"device is {device!r}, but it names the host, not what programs run on. Leave it at 'cpu'.")
+        raise ValueError(f"device is {device!r}, but it names the host, not the devices. Leave it at 'cpu'.")

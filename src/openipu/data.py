@@ -1,7 +1,7 @@
-"""Three ways to bring arrays to whole batches: `trim` drops the rest, `repeat` loops for ever, `pad` adds zeros.
+"""Three ways to get whole batches out of arrays: `trim` drops the rest, `repeat` loops forever, `pad` adds zeros.
 
-OpenIPU's own `fit`, `evaluate` and `predict` take data of any length, and lose no sample of it. These functions
-are for code that was written for static shapes, and for data that is looped.
+OpenIPU's `fit`, `evaluate` and `predict` take data of any length and never drop a sample. These functions are for code
+that was written for static shapes, and for data that is repeated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def make_divisible(number: int, divisor: int) -> int:
-    """Give the largest multiple of `divisor` that is not larger than `number`.
+    """The largest multiple of `divisor` that is not larger than `number`.
 
     >>> make_divisible(60000, 64)
     59968
@@ -37,15 +37,15 @@ def trim(data: T, /, *, batch_size: int, multiple: int = ...) -> T: ...
 @overload
 def trim(*data: Any, batch_size: int, multiple: int = ...) -> tuple[Any, ...]: ...
 def trim(*data: Any, batch_size: int, multiple: int = 1) -> Any:
-    """Give the same arrays without the rows that do not fill a whole batch.
+    """The same arrays without the last rows, which do not fill a batch.
 
     >>> x_train, y_train = trim(x_train, y_train, batch_size=64)
 
     Args:
-        data: arrays, or tuples, lists and dicts of arrays (nested as you like), all with the same number of rows. The
-            result has the same structure; its arrays are views, nothing is copied.
-        batch_size: rows of one micro-batch.
-        multiple: micro-batches that belong together, for example replicas x gradient-accumulation count.
+        data: Arrays, or (nested) tuples, lists and dicts of arrays, all with the same number of rows. The result has
+            the same structure; its arrays are views, so nothing is copied.
+        batch_size: Rows in one micro-batch.
+        multiple: Micro-batches that belong together, for example replicas x gradient-accumulation count.
     """
     rows = _rows(data)
     group = validate.count("batch_size", batch_size) * validate.count("multiple", multiple)
@@ -53,29 +53,29 @@ def trim(*data: Any, batch_size: int, multiple: int = 1) -> Any:
     if keep == 0:
         raise ValueError(
             f"{rows} rows are fewer than one group of {batch_size=} x {multiple=} = {group} rows, so nothing would be "
-            "left. Use a smaller batch_size or multiple, or fill the rows up with openipu.data.pad."
+            "left. Use a smaller batch_size or multiple, or add rows with openipu.data.pad."
         )
     trimmed = _map(lambda array: array[:keep], data)
     return trimmed[0] if len(data) == 1 else trimmed
 
 
 def repeat(*data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> Any:
-    """Give an endless `keras.utils.PyDataset` that loops over the rows in batches of exactly `batch_size`.
+    """An endless `keras.utils.PyDataset` that loops over the rows in batches of exactly `batch_size`.
 
-    No row is lost: a batch that reaches the end goes on at the beginning, so every loop delivers every row once. With
-    `shuffle` each loop has an order of its own, the same in every run with the same `seed`.
+    No row is lost: a batch that reaches the end continues at the beginning, so every loop delivers every row once. With
+    `shuffle`, each loop has its own order, which is the same in every run with the same `seed`.
 
-    Tell Keras how long an epoch is, and that the order is decided here (an epoch goes on where the last one stopped;
-    a new `fit` starts at the first batch again):
+    Tell Keras how long an epoch is, and to keep the order. An epoch continues where the last one stopped; a new `fit`
+    starts again at the first batch:
 
     >>> batches = repeat(x_train, y_train, batch_size=32, shuffle=True)
     >>> model.fit(batches, steps_per_epoch=2000, epochs=4, shuffle=False)
 
     Args:
-        data: `x`, or `x, y`, or `x, y, sample_weight`; each an array or tuples, lists and dicts of arrays.
-        batch_size: rows of one batch.
-        shuffle: draw a new order for every loop.
-        seed: which orders are drawn.
+        data: `x`, or `x, y`, or `x, y, sample_weight`, each an array or tuples, lists and dicts of arrays.
+        batch_size: Rows in one batch.
+        shuffle: Draw a new order for every loop.
+        seed: Determines the orders that are drawn.
     """
     rows = _rows(data)
     batch_size = validate.count("batch_size", batch_size)
@@ -83,8 +83,8 @@ def repeat(*data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) ->
     shuffle = validate.flag("shuffle", shuffle)
     if len(data) > 3:
         raise ValueError(
-            f"Expected x, y and sample_weight at most. Received: {len(data)} structures. "
-            "Put several inputs into one tuple or dict."
+            f"`repeat` takes x, y and sample_weight at most, but got {len(data)} structures. Put several inputs into "
+            "one tuple or dict."
         )
     if rows == 0:
         raise ValueError("The arrays have 0 rows, so there is nothing to repeat. Pass at least one row.")
@@ -92,20 +92,20 @@ def repeat(*data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) ->
 
 
 def pad(x: Tree, y: Tree = None, *, batch_size: int, sample_weight: Tree = None) -> tuple[Tree, Tree, Tree]:
-    """Give `(x, y, sample_weight)` filled up with rows of zeros to a whole number of batches.
+    """`(x, y, sample_weight)`, padded with rows of zeros to a whole number of batches.
 
-    `sample_weight` is 1 for real rows (or what you passed for them) and 0 for the added ones, so that these take no
-    part in the weighted loss and weighted metrics. Keras still divides a batch's loss by all of its rows, the added
+    `sample_weight` is 1 for real rows (or the weight you give) and 0 for added ones, so that these do not count in the
+    weighted loss and weighted metrics. Keras still divides the loss of a batch by the number of all its rows, added
     ones included, and `metrics=` (unlike `weighted_metrics=`) ignores weights.
 
     >>> x, y, sample_weight = pad(x_test, y_test, batch_size=64)
     >>> model.evaluate(x, y, sample_weight=sample_weight, batch_size=64)
 
     Args:
-        x: array, or tuples, lists and dicts of arrays.
-        y: the same for the targets; None stays None.
-        batch_size: rows of one micro-batch.
-        sample_weight: weights of the real rows.
+        x: An array, or tuples, lists and dicts of arrays.
+        y: The same for the targets; None stays None.
+        batch_size: Rows in one micro-batch.
+        sample_weight: Weights of the real rows.
     """
     given = [part for part in (x, y, sample_weight) if part is not None]
     rows = _rows(tuple(given))
@@ -120,25 +120,25 @@ def pad(x: Tree, y: Tree = None, *, batch_size: int, sample_weight: Tree = None)
 
 
 def _as_float(array: ArrayLike) -> np.ndarray[Any, Any]:
-    """Weights as floating point: an integer weight would truncate what Keras multiplies with it."""
+    """Weights as floats: an integer weight would truncate what Keras multiplies it with."""
     weights: np.ndarray[Any, Any] = np.asarray(array)
     return weights if np.issubdtype(weights.dtype, np.floating) else weights.astype(np.float32)
 
 
 @functools.cache
 def _looped_class() -> type[Any]:
-    """The class of what `repeat` returns; made on first use, because its base class needs Keras."""
+    """The class of the datasets that `repeat` returns. Created on first use, because its base class needs Keras."""
     import keras
 
     class Looped(keras.utils.PyDataset):
-        """Batch i holds the rows i * batch_size ... of the endless sequence of loops, so any batch can be asked for."""
+        """Batch i starts at row i * batch_size of the endless sequence of loops, so any batch can be read directly."""
 
         num_batches = None
 
         def __init__(self, data: tuple[Any, ...], rows: int, batch_size: int, seed: int | None) -> None:
             super().__init__()
             self._data, self._rows, self._batch_size = data, rows, batch_size
-            # Two loops are in use at a time: the one that ends in a batch and the one that begins there.
+            # Two loops are in use at a time: one ends in a batch, and the next one begins there.
             self._order = functools.lru_cache(maxsize=2)(functools.partial(_order, rows, seed))
 
         def __getitem__(self, index: int) -> Any:
@@ -153,7 +153,7 @@ def _looped_class() -> type[Any]:
 
 
 def _order(rows: int, seed: int | None, loop: int) -> np.ndarray[Any, Any]:
-    """The order of the rows in one loop: as they are without a seed, else a permutation of (seed, loop)."""
+    """The order of the rows in one loop: unchanged without a seed, else a permutation drawn from (seed, loop)."""
     if seed is None:
         return np.arange(rows)
     return np.random.default_rng((seed, loop)).permutation(rows)
@@ -171,7 +171,7 @@ def _map(function: Callable[[Any], Any], tree: Tree) -> Tree:
 
 
 def _leaves(tree: Tree, path: str) -> Iterator[tuple[str, Any]]:
-    """Every array of a structure with a name that a user can find it by."""
+    """Every array of a structure, with a name that tells a user where it is."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from _leaves(value, f"{path}[{key!r}]")
@@ -183,19 +183,21 @@ def _leaves(tree: Tree, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _rows(data: tuple[Any, ...]) -> int:
-    """The number of rows that all arrays have."""
+    """The number of rows, which is the same for all arrays."""
     rows: dict[str, int] = {}
     for path, array in _leaves(data, "data"):
         shape = getattr(array, "shape", None)
         if not shape:
             raise ValueError(
-                f"{path} must be an array with at least one axis. Received: {type(array).__name__}. "
-                "Convert it with numpy.asarray first; for a tf.data, grain or torch dataset use its own methods."
+                f"{path} must be an array with at least one axis, but it is {validate.a(array)}. Convert it with "
+                "numpy.asarray; for a tf.data, grain or torch dataset, use its own methods."
             )
         rows[path] = shape[0]
     if not rows:
-        raise ValueError("Expected at least one array. Received: none. Pass the arrays of your dataset.")
+        raise ValueError("There is no data. Give at least one array.")
     if len(set(rows.values())) > 1:
         counts = ", ".join(f"{path} has {count}" for path, count in rows.items())
-        raise ValueError(f"All arrays must have the same number of rows, but {counts}. Cut them to equal rows first.")
+        raise ValueError(
+            f"All arrays must have the same number of rows, but {counts}. Cut them to the same length first."
+        )
     return next(iter(rows.values()))

@@ -1,4 +1,4 @@
-"""How fast a dataset gives its elements, without a program that waits for them."""
+"""How fast a dataset delivers its elements when no program is waiting for them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def dataset_benchmark(
     apply_debug_options: bool = True,
     do_memcpy: bool = True,
 ) -> str:
-    """Read a dataset as an infeed queue reads it, and measure.
+    """Measure how fast a dataset delivers its elements, reading it the way an infeed queue does.
 
     Args:
-        dataset: As for `IPUInfeedQueue`. It must give `number_of_epochs` x `elements_per_epochs` elements.
-        number_of_epochs: Measurements, one after the other in one pass through the data.
-        elements_per_epochs: Elements in each of them.
-        print_stats: Whether to print each of them.
-        apply_debug_options: Accepted for scripts that give it; there are none.
-        do_memcpy: Whether each element is also copied, as on its way to a device.
+        dataset: As for `IPUInfeedQueue`. It must have at least `number_of_epochs` x `elements_per_epochs` elements.
+        number_of_epochs: How many measurements to make, one after another in one pass over the data.
+        elements_per_epochs: How many elements to read in each measurement.
+        print_stats: Whether to print each measurement.
+        apply_debug_options: Ignored; there are no such options here.
+        do_memcpy: Whether to copy each element, as when it is sent to a device.
 
     Returns:
         JSON: {"epochs": [{"elements_processed", "total_bytes_processed", "time_elapsed" (seconds),
@@ -58,9 +58,9 @@ def infeed_benchmark(
     print_stats: bool = True,
     do_memcpy: bool = True,
 ) -> str:
-    """Read the elements of an infeed queue and measure; the other arguments and the result as in `dataset_benchmark`.
+    """Measure how fast an infeed queue delivers its elements. Arguments and result are as in `dataset_benchmark`.
 
-    The queue begins at its first element, and again when it is used after the benchmark.
+    The queue starts at its first element, and does so again when it is next used.
     """
     validate.instance("infeed_queue", infeed_queue, IPUInfeedQueue)
     plan = _Plan(number_of_epochs, elements_per_epochs, print_stats, do_memcpy)
@@ -104,8 +104,8 @@ def _epoch(elements: DatasetReader, count: int, use: Callable[[Any], Any]) -> di
         taken = elements.take(1)
         if not taken:
             raise OutOfRangeError(
-                f"The dataset ended after {number} of the {count} elements of an epoch. Give a dataset that repeats, "
-                "or fewer `elements_per_epochs`."
+                f"The dataset ended after {number} of the {count} elements of an epoch. Repeat the dataset, or give a "
+                "smaller `elements_per_epochs`."
             )
         size += sum(a.nbytes for a in jax.tree.leaves(use(taken[0])))
     seconds = max(time.perf_counter() - start, 1e-9)

@@ -1,13 +1,13 @@
-"""MNIST and CIFAR-10 as plain arrays, also on a machine without a network.
+"""MNIST and CIFAR-10 as plain arrays, even on a machine without a network.
 
-Looked for in this order:
+They come from the first of these that is available:
 
-1. `mnist.npz` / `cifar10.npz` (keys x_train, y_train, x_test, y_test) in the folder that the environment variable
-   OPENIPU_DATA names;
-2. `keras.datasets`: its cache, else a download, given up quickly when there is no network;
-3. a stand-in drawn by OpenIPU, with the shapes, types and sizes of the real one. It says so loudly.
+1. `mnist.npz` / `cifar10.npz` (keys x_train, y_train, x_test, y_test) in the folder named by the environment variable
+   OPENIPU_DATA;
+2. `keras.datasets`: its cache, or else a download, which gives up quickly if there is no network;
+3. stand-in data drawn by OpenIPU, with the shapes, types and sizes of the real dataset, and a loud warning.
 
-OPENIPU_DATA=stand-in asks for the stand-in at once.
+OPENIPU_DATA=stand-in goes straight to the stand-in data.
 """
 
 import os
@@ -33,16 +33,16 @@ Source = Literal["file", "keras", "stand-in"]
 
 _KEYS: Final = ("x_train", "y_train", "x_test", "y_test")
 _ANSWER_SECONDS: Final = 3.0  # how long a server may take to answer at all
-_READ_SECONDS: Final = 15.0  # how long a download may stand still
+_READ_SECONDS: Final = 15.0  # how long a download may stall
 
 
 class StandInDataWarning(UserWarning):
-    """What was loaded is drawn by OpenIPU and not the real dataset."""
+    """The images are drawn by OpenIPU; they are not the real dataset."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Images (uint8, 0 to 255) and labels (uint8) for training and testing, and where they came from."""
+    """Images (uint8, 0 to 255) and labels (uint8) for training and testing, and where they come from."""
 
     name: str
     x_train: Array
@@ -54,14 +54,14 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class _Spec:
-    """What is known of a dataset before it is loaded."""
+    """What is known about a dataset before it is loaded."""
 
     name: str
     sizes: tuple[int, int]
     image: tuple[int, ...]
     label: tuple[int, ...]
-    cached: str  # name in the folder where Keras keeps its datasets
-    url: str  # where Keras would load it from; only asked whether it answers
+    cached: str  # its name in the folder where Keras keeps datasets
+    url: str  # where Keras downloads it from; used only to see whether the server answers
     draw: Callable[[_stand_in.Split, int], tuple[Array, Array]]
 
 
@@ -86,21 +86,21 @@ _CIFAR10: Final = _Spec(
 
 
 def mnist(train: int | None = None, test: int | None = None) -> Dataset:
-    """Give the handwritten digits: x (60000, 28, 28) and (10000, 28, 28), y (60000,) and (10000,).
+    """The handwritten digits: x (60000, 28, 28) and (10000, 28, 28), y (60000,) and (10000,).
 
     Args:
-        train: take only so many of the training images, the first ones.
-        test: take only so many of the test images.
+        train: Take only the first `train` training images.
+        test: Take only the first `test` test images.
     """
     return _load(_MNIST, train, test)
 
 
 def cifar10(train: int | None = None, test: int | None = None) -> Dataset:
-    """Give the small colour photographs: x (50000, 32, 32, 3) and (10000, 32, 32, 3), y (50000, 1) and (10000, 1).
+    """The small colour photographs: x (50000, 32, 32, 3) and (10000, 32, 32, 3), y (50000, 1) and (10000, 1).
 
     Args:
-        train: take only so many of the training images, the first ones.
-        test: take only so many of the test images.
+        train: Take only the first `train` training images.
+        test: Take only the first `test` test images.
     """
     return _load(_CIFAR10, train, test)
 
@@ -116,14 +116,14 @@ def _load(spec: _Spec, train: int | None, test: int | None) -> Dataset:
     if folder:
         if not Path(folder).is_dir():
             raise ValueError(
-                f"OPENIPU_DATA={folder} is not a folder. Set it to the folder that holds {spec.name}.npz, or unset it."
+                f"OPENIPU_DATA={folder} is not a folder. Set it to the folder with {spec.name}.npz, or unset it."
             )
         file = Path(folder) / f"{spec.name}.npz"
         if file.exists():
             return _cut(spec, _read(spec, file), wanted, "file")
     try:
         return _cut(spec, _from_keras(spec), wanted, "keras")
-    # Keras reports a failed download as a bare Exception. The reason goes into the message of the stand-in.
+    # Keras reports a failed download as a bare Exception. The reason goes into the warning about the stand-in data.
     except Exception as error:
         return _draw(spec, wanted, str(error))
 
@@ -131,7 +131,7 @@ def _load(spec: _Spec, train: int | None, test: int | None) -> Dataset:
 def _read(spec: _Spec, file: Path) -> tuple[Array, ...]:
     """The four arrays of a file, checked."""
     try:
-        # Opened here, because numpy leaves the file open when the archive turns out to be broken.
+        # Opened here, because NumPy leaves the file open if the archive is broken.
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             missing = [key for key in _KEYS if key not in archive]
             if missing:
@@ -140,7 +140,7 @@ def _read(spec: _Spec, file: Path) -> tuple[Array, ...]:
         return _checked(spec, arrays)
     except (OSError, EOFError, TypeError, AttributeError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(
-            f"{file} is not a readable {spec.name} file: {error}. Replace it by an .npz file with the uint8 arrays "
+            f"{file} is not a readable {spec.name} file: {error}. Replace it with an .npz file with the uint8 arrays "
             f"{', '.join(_KEYS)}, or unset OPENIPU_DATA."
         ) from None
 
@@ -150,18 +150,18 @@ def _checked(spec: _Spec, arrays: tuple[Any, ...]) -> tuple[Array, ...]:
     for key, array in zip(_KEYS, arrays, strict=True):
         images = key.startswith("x")
         expected = spec.image if images else spec.label
-        # Labels are found as (n,) and (n, 1) in the wild; both become what Keras returns.
+        # Files have labels of shape (n,) or (n, 1); both are brought to the shape that Keras returns.
         fits = array.shape[1:] == expected or (not images and array.shape[1:] in ((), (1,)))
         if array.ndim == 0 or not fits:
             raise ValueError(f"{key} has shape {array.shape} where (n, {', '.join(map(str, expected))}) was expected")
         if images and array.dtype != np.uint8:
             raise ValueError(f"{key} has type {array.dtype} where uint8 was expected")
         if not images and not (np.issubdtype(array.dtype, np.integer) and np.isin(array, np.arange(10)).all()):
-            raise ValueError(f"{key} holds something else than the whole numbers 0 to 9")
+            raise ValueError(f"{key} has values other than the whole numbers 0 to 9")
         checked.append(array if images else array.astype(np.uint8).reshape(-1, *expected))
     for x, y in ((0, 1), (2, 3)):
         if len(checked[x]) != len(checked[y]):
-            raise ValueError(f"{len(checked[x])} images in {_KEYS[x]} and {len(checked[y])} labels in {_KEYS[y]}")
+            raise ValueError(f"{_KEYS[x]} has {len(checked[x])} images, but {_KEYS[y]} has {len(checked[y])} labels")
     return tuple(checked)
 
 
@@ -185,7 +185,7 @@ def _from_keras(spec: _Spec) -> tuple[Array, ...]:
 def _answers(url: str) -> bool:
     """Whether the server answers within a few seconds.
 
-    Asked in a thread, because looking up a name without a network can block for minutes and has no timeout.
+    Runs in a thread, because looking up a host name without a network can block for minutes and has no timeout.
     """
     answered = threading.Event()
 
@@ -214,8 +214,8 @@ def _socket_timeout(seconds: float) -> Iterator[None]:
 
 def _draw(spec: _Spec, wanted: tuple[int, int], reason: str) -> Dataset:
     message = (
-        f"STAND-IN DATA: these are images drawn by OpenIPU, not {spec.name} ({reason}). Accuracies say nothing about "
-        f"the real dataset. Put {spec.name}.npz into a folder and set OPENIPU_DATA to that folder."
+        f"STAND-IN DATA: these images are drawn by OpenIPU; they are not {spec.name} ({reason}). Accuracies say "
+        f"nothing about the real dataset. Put {spec.name}.npz into a folder and set OPENIPU_DATA to that folder."
     )
     from rich.console import Console
 

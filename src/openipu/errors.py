@@ -1,6 +1,6 @@
-"""Errors that name what happened between the host and a device, for scripts that tell them apart.
+"""Errors between the host and a device, under the names that scripts for the original catch.
 
-Each is also one of Python's own kinds, so that code that knows nothing of them catches what it expects.
+Each is also one of Python's built-in errors, so code that does not know these names still catches what it expects.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ __all__ = ["FailedPreconditionError", "InvalidArgumentError", "NotFoundError", "
 
 
 class FailedPreconditionError(RuntimeError):
-    """Something was asked for too early."""
+    """Something was requested before it was available."""
 
 
 class InvalidArgumentError(ValueError):
-    """What was given cannot be used."""
+    """An argument cannot be used."""
 
 
 class NotFoundError(LookupError):
-    """What was asked for is not there."""
+    """Something that was requested does not exist."""
 
 
 class OutOfRangeError(RuntimeError):
-    """The data ended before the program did."""
+    """The data ran out before the program ended."""

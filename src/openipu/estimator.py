@@ -1,4 +1,4 @@
-"""What goes with estimators, under the names of `tf.estimator` and `tf.train`.
+"""Everything for estimators, under the names of `tf.estimator` and `tf.train`.
 
 >>> from openipu.estimator import EstimatorSpec, ModeKeys, TrainSpec, EvalSpec, train_and_evaluate
 """
@@ -73,7 +73,7 @@ class TrainSpec:
 
 @dataclass(frozen=True, slots=True)
 class EvalSpec:
-    """The evaluation part of `train_and_evaluate`. `steps=None` evaluates to the end of the data."""
+    """The evaluation part of `train_and_evaluate`. `steps=None` evaluates all of the data."""
 
     input_fn: Callable[..., Any]
     steps: int | None = 100
@@ -90,7 +90,7 @@ class EvalSpec:
 
 
 class _Evaluator(CheckpointSaverListener):
-    """Evaluates each new checkpoint, unless the last evaluation was only just."""
+    """Evaluates each new checkpoint, unless the last evaluation was too recent."""
 
     def __init__(self, estimator: EstimatorBase, spec: EvalSpec) -> None:
         self._estimator, self._spec = estimator, spec
@@ -99,13 +99,13 @@ class _Evaluator(CheckpointSaverListener):
         self.result: dict[str, Any] | None = None
 
     def after_save(self, session: SessionRunContext, global_step_value: int) -> None:
-        """Evaluate if it is time."""
+        """Evaluate if an evaluation is due."""
         del session
         if time.monotonic() >= self._next:
             self.evaluate(global_step_value)
 
     def evaluate(self, step: int | None) -> None:
-        """Evaluate the newest checkpoint, which is that of `step`."""
+        """Evaluate the newest checkpoint, which was saved at `step`."""
         if step is not None and step == self._seen:
             return
         spec = self._spec
@@ -115,9 +115,10 @@ class _Evaluator(CheckpointSaverListener):
 
 
 def train_and_evaluate(estimator: EstimatorBase, train_spec: TrainSpec, eval_spec: EvalSpec) -> dict[str, Any]:
-    """Train, evaluating checkpoints as they are saved and once more at the end; gives the last result.
+    """Train, and evaluate checkpoints as they are saved and once more at the end; returns the last result.
 
-    How often checkpoints are saved is said by the estimator's `RunConfig`; `throttle_secs` keeps evaluations apart.
+    The estimator's `RunConfig` says how often checkpoints are saved, and `throttle_secs` how often they are evaluated
+    at most.
     """
     validate.instance("train_spec", train_spec, TrainSpec)
     validate.instance("eval_spec", eval_spec, EvalSpec)

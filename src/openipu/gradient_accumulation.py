@@ -1,4 +1,4 @@
-"""How the gradients of the micro-batches of one update become one gradient."""
+"""How the gradients of the micro-batches of an update are combined into one."""
 
 from openipu.engine.core.accumulation import Reduction as GradientAccumulationReductionMethod
 

@@ -1,4 +1,4 @@
-"""`IPUEstimator`: trains, evaluates and predicts with a `model_fn`, through compiled device loops.
+"""`IPUEstimator`: train, evaluate and predict with a `model_fn`, in compiled device loops.
 
 >>> def model_fn(features, labels, mode, params):          # doctest: +SKIP
 ...     logits = keras.layers.Dense(10)(features)
@@ -25,22 +25,23 @@ __all__ = ["IPUEstimator", "IPUEstimatorSpec", "WarmStartSettings"]
 
 
 class IPUEstimator(EstimatorBase):
-    """Trains, evaluates and predicts with a `model_fn` written in Keras, through compiled device loops.
+    """Trains, evaluates and predicts with a `model_fn` written in Keras, in compiled device loops.
 
-    `model_fn(features, labels, mode, params, config)` declares those of these arguments that it wants, makes layers,
-    and returns an `EstimatorSpec` or `IPUEstimatorSpec`. It is traced, not called per step. Layers know from the mode
-    whether they train. `input_fn(mode, params, config, input_context)` gives a dataset of batches (features, labels).
+    `model_fn(features, labels, mode, params, config)` makes layers and returns an `EstimatorSpec` or
+    `IPUEstimatorSpec`; it may leave out arguments that it does not need. It is traced, not called for every step.
+    Layers know from the mode whether they are training. `input_fn(mode, params, config, input_context)` returns a
+    dataset of batches (features, labels).
 
-    `train` goes on where the newest checkpoint of `model_dir` stopped, in the data too, as if it had never been
-    interrupted; for that, `input_fn` must give the same batches in the same order each time.
+    `train` resumes from the newest checkpoint in `model_dir`, at the same position in the data, as if it had never been
+    interrupted. For that, `input_fn` must return the same batches in the same order every time.
 
     Args:
         model_fn: The function.
-        model_dir: Where checkpoints and event files go. None: that of `config`, else a temporary folder.
-        config: A `RunConfig`; None: `RunConfig()`.
+        model_dir: The folder for checkpoints and event files. None for that of `config`, or else a temporary folder.
+        config: A `RunConfig`; None for `RunConfig()`.
         params: A dict that is passed to `model_fn` and `input_fn`.
-        warm_start_from: A `model_dir` or checkpoint whose weights training begins with, or `WarmStartSettings`.
-        train_batch_size: Examples of one step over all replicas; each replica's share is `params["batch_size"]`.
+        warm_start_from: A `model_dir` or checkpoint with the weights to start from, or `WarmStartSettings`.
+        train_batch_size: Examples in one step over all replicas; each replica's share is `params["batch_size"]`.
         eval_batch_size: The same for `evaluate`.
         predict_batch_size: The same for `predict`.
     """
@@ -58,7 +59,7 @@ class IPUEstimator(EstimatorBase):
     ) -> None:
         if "features" not in declared_by(model_fn):
             declared = ", ".join(declared_by(model_fn)) or "none"
-            raise ValueError(f"model_fn has the arguments {declared}. It must have `features`.")
+            raise ValueError(f"model_fn has the arguments {declared}, but it must have `features`. Add it.")
         check_model_fn(model_fn, params, MODEL_FN_ARGUMENTS)
         super().__init__(EstimatorRunner, model_fn, model_dir, config, params, warm_start_from)
         sizes = {
@@ -68,7 +69,7 @@ class IPUEstimator(EstimatorBase):
         }
         told = [name for name, value in sizes.items() if value is not None]
         if "batch_size" in self.params and told:
-            raise ValueError(f"`params` has the key 'batch_size', which `{told[0]}` sets. Leave one of them out.")
+            raise ValueError(f"`params` has the key 'batch_size', but `{told[0]}` sets it. Leave one of them out.")
         self._batch_sizes = {name.removesuffix("_batch_size"): self._local(name, v) for name, v in sizes.items()}
 
     # --- checks
@@ -87,14 +88,14 @@ class IPUEstimator(EstimatorBase):
         return size // replicas
 
     def _params_of(self, kind: str, input_fn: Callable[..., Any]) -> dict[str, Any]:
-        """The params of a run, with the batch size if the estimator was told one."""
+        """The params of a run, with the batch size if the estimator was given one."""
         params = super()._params_of(kind, input_fn)
         size = self._batch_sizes[kind]
         if size is None:
             return params
         if "params" not in arguments(input_fn):
             raise ValueError(
-                f"`{kind}_batch_size` is given to the estimator, so input_fn must take an argument `params` and "
-                "batch by `params['batch_size']`."
+                f"The estimator was given `{kind}_batch_size`, so input_fn must take an argument `params`. Add it, and "
+                "make batches of `params['batch_size']` examples."
             )
         return params | {"batch_size": size}

@@ -20,22 +20,22 @@ DEFAULT_DEPTH = 3
 
 
 class IPUInfeedQueue:
-    """Feeds the elements of a dataset to device programs, one after the other.
+    """Feeds the elements of a dataset to device programs, one after another.
 
     >>> infeed = IPUInfeedQueue(dataset)                                                # doctest: +SKIP
     >>> strategy.run(lambda: ipu.loops.repeat(100, body, [0.0], infeed))                # doctest: +SKIP
 
-    Elements are read ahead by a thread. With R replicas, element i goes to replica i mod R. A program goes on where
-    the last one stopped.
+    A thread reads elements ahead. With R replicas, element i goes to replica i mod R. Each program continues where the
+    last one stopped.
 
     Args:
-        dataset: A `tf.data.Dataset`, a grain dataset, another iterable of elements, or a function that returns one.
-            An element is an array, or a tuple or dict of arrays; all elements have the same shapes. Do not read the
-            dataset elsewhere meanwhile.
-        device_ordinal: The number of the system whose programs are fed; None for that of the current scope.
-        prefetch_depth: Elements that are kept ready, 1 to 255; a program that fetches while it runs gets as many at a
-            time. None for 3.
-        optimise_latency: Accepted for scripts that give it; elements are never held back.
+        dataset: A `tf.data.Dataset`, a grain dataset, any other iterable of elements, or a function that returns one.
+            An element is an array, or a tuple or dict of arrays; all elements have the same shapes. Nothing else may
+            read the dataset while the queue is in use.
+        device_ordinal: The number of the system whose programs are fed; None for the system of the current scope.
+        prefetch_depth: How many elements to keep ready, 1 to 255. A program that fetches elements while it runs gets
+            them in groups of this size. None for 3.
+        optimise_latency: Has no effect: elements are never held back.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class IPUInfeedQueue:
         **kwargs: Any,
     ) -> None:
         if kwargs:
-            raise TypeError(f"Unknown arguments {sorted(kwargs)} of an infeed queue. Leave them out.")
+            raise TypeError(f"An infeed queue has no arguments {sorted(kwargs)}. Leave them out.")
         self.device_ordinal = feed_ordinal(device_ordinal)
         self.prefetch_depth = prefetch_option(prefetch_depth)
         if validate.flag("optimise_latency", optimise_latency):
@@ -63,20 +63,20 @@ class IPUInfeedQueue:
 
     @property
     def number_of_tuple_elements(self) -> int:
-        """Arrays that a loop's body gets from one element."""
+        """How many arrays the body of a loop gets from one element."""
         spec = self.element_spec
         return len(spec) if isinstance(spec, tuple | list | dict) else 1
 
     @property
     def initializer(self) -> Operation:
-        """Begin (again) at the first element. A queue that is used without it begins by itself."""
+        """Start (again) at the first element. A queue that is used without this starts by itself."""
         self._elements.restart()
         self._deleted = False
         return Operation()
 
     @property
     def deleter(self) -> Operation:
-        """Stop reading. Using the queue again needs `initializer`."""
+        """Stop reading. Access `initializer` before you use the queue again."""
         if not self._elements.started:
             raise NotFoundError("The infeed queue has not started, so there is nothing to delete. Use it first.")
         self._elements.stop()
@@ -85,18 +85,18 @@ class IPUInfeedQueue:
 
     @property
     def dequeued(self) -> bool:
-        """Whether a program that takes elements of this queue has been made."""
+        """Whether any program takes elements from this queue."""
         return self._dequeued
 
     def get_next(self) -> Any:
-        """Not available: programs get elements as arguments of a loop's body."""
+        """Not available: programs get elements as arguments of the body of a loop."""
         raise ValueError(
             "`get_next` of an infeed queue is obsolete. Give the queue to `ipu.loops.repeat` or "
             "`ipu.loops.while_loop`, or use an `IPUIterator`."
         )
 
     def take(self, count: int, replicas: Replicas) -> Tree:
-        """The next `count` elements for each replica, sent to their devices, for a program that takes them at once."""
+        """The next `count` elements for each replica, sent to the devices, for programs that take them all at once."""
         self._dequeued = True
         return self._source.slab(count, replicas)
 
@@ -104,7 +104,7 @@ class IPUInfeedQueue:
         """The next element, inside a program."""
         trace = check_use(self.device_ordinal, "infeed")
         if self._deleted:
-            raise NotFoundError("The infeed queue was deleted. Access its `initializer` to begin again.")
+            raise NotFoundError("The infeed queue was deleted. Access its `initializer` to start again.")
         self._dequeued = True
         return self._source.next(trace)
 
@@ -114,10 +114,9 @@ class IPUIterator:
 
     Args:
         dataset: As for `IPUInfeedQueue`.
-        infeed_spec: With `element_spec` in place of a dataset, as the `element_spec` of an iterator. Elements then come
-            from the `IPUInfeedQueue` given as `infeed_spec`.
-        element_spec: What the elements of that queue look like.
-        **kwargs: Further arguments of the `IPUInfeedQueue`.
+        infeed_spec: Instead of a dataset, an `IPUInfeedQueue` that delivers the elements.
+        element_spec: The `element_spec` of that queue.
+        **kwargs: Further arguments of `IPUInfeedQueue`.
     """
 
     def __init__(
@@ -146,19 +145,19 @@ class IPUIterator:
         return self._infeed._dequeue()
 
     def get_next(self) -> Any:
-        """The next element; only inside a program."""
+        """The next element. Call it inside a program."""
         return next(self)
 
     def get_next_as_optional(self) -> Any:
-        """Not available: a program has to know that there is an element."""
-        raise NotImplementedError("Programs cannot test for the end of the data. Give a dataset that repeats.")
+        """Not available: a program cannot test for the end of the data."""
+        raise NotImplementedError("Programs cannot test for the end of the data. Use a dataset that repeats.")
 
     def _serialize_to_tensors(self) -> Any:
-        raise NotImplementedError("The position of an iterator cannot be saved. Save that of its dataset.")
+        raise NotImplementedError("The position of an iterator cannot be saved. Save the position of its dataset.")
 
 
 class IPUOwnedIterator(IPUIterator):
-    """An `IPUIterator` that stops reading when nothing refers to it any more, as all of them do here."""
+    """An `IPUIterator` that stops reading when it is no longer referenced. All iterators do so here."""
 
 
 def prefetch_option(value: int | None) -> int:
@@ -167,22 +166,22 @@ def prefetch_option(value: int | None) -> int:
 
 
 def check_use(ordinal: int, kind: str) -> ProgramTrace:
-    """What is being traced; an error outside of programs, and in programs of another system."""
+    """The program being traced. Raise outside of programs and in programs of another system."""
     trace = current()
     if trace is None and in_stage():
         remedy = {
-            "infeed": "Give `infeed_queue=` to the pipeline; the first stage gets its elements as arguments.",
-            "outfeed": "Give `outfeed_queue=` to the pipeline, and return the value from the last stage.",
+            "infeed": "Give the pipeline an `infeed_queue=`; its first stage gets the elements as arguments.",
+            "outfeed": "Give the pipeline an `outfeed_queue=`, and return the value from the last stage.",
         }
-        raise RuntimeError(f"An {kind} was used in a stage of a pipeline, where it cannot take part. {remedy[kind]}")
+        raise RuntimeError(f"An {kind} was used in a stage of a pipeline, which is not possible. {remedy[kind]}")
     if trace is None:
         raise RuntimeError(
-            f"An {kind} was used outside of a device program. Use it in a function that is given to "
-            "`strategy.run` or `ipu.ipu_compiler.compile`."
+            f"An {kind} was used outside of a device program. Use it in a function that you give to `strategy.run` or "
+            "`ipu.ipu_compiler.compile`."
         )
     if trace.ordinal != ordinal:
         raise ValueError(
-            f"The {kind} belongs to system {ordinal}, but the program runs on system {trace.ordinal}. Make it with "
+            f"The {kind} belongs to system {ordinal}, but the program runs on system {trace.ordinal}. Create it with "
             f"`device_ordinal={trace.ordinal}`, or inside the scope of the program's strategy."
         )
     return trace

@@ -22,24 +22,24 @@ __all__ = ["IPUOutfeedMode", "IPUOutfeedQueue", "IPUOutfeedQueueIterator", "Scop
 
 
 class IPUOutfeedQueue:
-    """Hands values of a running program to the host: `enqueue` in the program, `dequeue` or iterate on the host.
+    """Hands values from a running program to the host: `enqueue` in the program, `dequeue` or iterate on the host.
 
     >>> outfeed = IPUOutfeedQueue()
     >>> def step(total, x):
     ...     outfeed.enqueue({"x": x})
     ...     return total + x
 
-    `strategy.run` returns when the program has ended; read what it enqueued then, or from another thread while it
+    `strategy.run` returns when the program has ended. Read what it enqueued after that, or from another thread while it
     runs.
 
     Args:
-        outfeed_mode: `IPUOutfeedMode.ALL` (None) for every element, `LAST` for the latest one.
-        device_ordinal: The number of the system whose programs enqueue; None for that of the current scope.
-        buffer_depth: Elements that wait on the device, and elements that wait on the host while another thread reads
-            them. When both are full the program waits for the reader. More of them cost memory and save visits to the
-            host, which take 0.1 ms each. Without a reader in another thread, all elements are kept for the thread that
-            runs the program.
-        optimise_latency: Accepted for scripts that give it; elements reach the host within a twentieth of a second.
+        outfeed_mode: `IPUOutfeedMode.ALL` (or None) for every element, `LAST` for the latest one.
+        device_ordinal: The number of the system whose programs enqueue; None for the system of the current scope.
+        buffer_depth: How many elements can wait on the device, and how many on the host while another thread reads
+            them. When both are full, the program waits for the reader. A larger depth costs memory and saves calls of
+            the host, which take 0.1 ms each. If no other thread reads, all elements are kept for the thread that runs
+            the program.
+        optimise_latency: Has no effect: elements reach the host within 0.05 seconds.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class IPUOutfeedQueue:
     # --- in the program
 
     def enqueue(self, structure: Tree) -> Operation:
-        """Hand over a value: an array, or a tuple, list or dict of arrays. Once per queue in a program."""
+        """Hand over a value: an array, or a tuple, list or dict of arrays. A program may do so once per queue."""
         trace = check_use(self.device_ordinal, "outfeed")
         value = jax.tree.map(lambda a: jax.lax.stop_gradient(jnp.asarray(a)), structure)
         spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), value)
@@ -73,20 +73,20 @@ class IPUOutfeedQueue:
             return Operation()
         if id(self._buffer) in trace.outfeeds:
             raise ValueError(
-                "An outfeed queue is enqueued twice in one program. Enqueue all values at once as a tuple or dict, or "
-                "use two queues."
+                "A program enqueues into the same outfeed queue twice. Enqueue all values at once, as a tuple or dict, "
+                "or use two queues."
             )
         if self._spec is not None and self._spec != spec:
             raise ValueError(
-                f"An outfeed queue was enqueued with {self._spec} before and with {spec} now. Enqueue the same shapes "
-                "everywhere, or use two queues."
+                f"An outfeed queue got {self._spec} before and gets {spec} now. Enqueue the same shapes everywhere, or "
+                "use two queues."
             )
         trace.outfeeds[id(self._buffer)] = (self._buffer, spec)
         trace.scope.set_cell(self._buffer, ())
         return Operation()
 
     def extend(self, rows: Tree) -> None:
-        """Take over what a program that has ended gives: arrays of (element, replica, ...)."""
+        """Add the results of a program that has ended: arrays of (element, replica, ...)."""
         leaves = jax.tree.leaves(rows)
         count, replicas = leaves[0].shape[:2]
         self._describe(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), rows), replicas)
@@ -97,48 +97,48 @@ class IPUOutfeedQueue:
         self._buffer.end()
 
     def _describe(self, spec: Tree, replicas: int) -> None:
-        # In this order: once there is a description, other threads use both.
+        # In this order: other threads read both as soon as `_spec` is set.
         self._replicas, self._spec = replicas, spec
 
     @property
     def enqueued(self) -> bool:
-        """Whether a program that enqueues here has been made."""
+        """Whether any program enqueues here."""
         return self._spec is not None
 
     # --- on the host
 
     def dequeue(self, wait_for_completion: bool = False) -> Any:
-        """What was enqueued since the last `dequeue`, as host arrays in the structure that was enqueued.
+        """Everything enqueued since the last `dequeue`, as host arrays in the structure that was enqueued.
 
-        In mode ALL a first axis counts the elements; it has length 0 when there is nothing new. In mode LAST it is the
-        latest element, again and again. With several replicas, the next axis is the replica.
+        In mode ALL, the first axis is the element; it has length 0 if there is nothing new. In mode LAST, every call
+        returns the latest element. With several replicas, the next axis is the replica.
 
         Args:
-            wait_for_completion: Whether to wait until no program that enqueues here runs.
+            wait_for_completion: Whether to wait until no program that enqueues here is running.
         """
         if not self.enqueued:
             if threading.get_ident() != self._maker:
                 return []
-            raise ValueError("Nothing was enqueued yet. Run a program that calls `enqueue` first.")
+            raise ValueError("Nothing has been enqueued yet. Run a program that calls `enqueue` first.")
         if validate.flag("wait_for_completion", wait_for_completion):
             self._buffer.wait_for_programs()
         if self.outfeed_mode is IPUOutfeedMode.ALL:
             return self._all(self._buffer.take())
         latest = self._buffer.latest()
         if latest is None:
-            raise FailedPreconditionError(
-                "The latest element of an outfeed queue was asked for before any was there. Run the program first."
-            )
+            raise FailedPreconditionError("The outfeed queue has no latest element yet. Run the program first.")
         return self._one(latest)
 
     def __iter__(self) -> IPUOutfeedQueueIterator:
         if self.outfeed_mode is not IPUOutfeedMode.ALL:
-            raise RuntimeError("Only an outfeed queue of mode ALL can be iterated over. Use `dequeue` for the latest.")
+            raise RuntimeError(
+                "Only an outfeed queue in mode ALL can be iterated over. Use `dequeue` for the latest element."
+            )
         return IPUOutfeedQueueIterator(self)
 
     @property
     def deleter(self) -> Operation:
-        """Forget what has not been read."""
+        """Discard what has not been read."""
         self._buffer.clear()
         return Operation()
 
@@ -160,7 +160,7 @@ class IPUOutfeedQueue:
 
 
 class IPUOutfeedQueueIterator(Iterator[Any]):
-    """The elements of an outfeed queue one by one; it ends when there is none at the moment, and may be resumed."""
+    """The elements of an outfeed queue, one by one. It ends when there are no more for now, and can be continued."""
 
     def __init__(self, queue: IPUOutfeedQueue) -> None:
         self._queue = queue
@@ -170,7 +170,7 @@ class IPUOutfeedQueueIterator(Iterator[Any]):
 
 
 class ScopedIPUOutfeedQueue(IPUOutfeedQueue):
-    """An outfeed queue that takes its memory with it when nothing refers to it any more, as all of them do here."""
+    """An outfeed queue that frees its memory when it is no longer referenced. All outfeed queues do so here."""
 
     def __init__(self, outfeed_mode: IPUOutfeedMode | None = None, device_ordinal: int | None = None) -> None:
         super().__init__(outfeed_mode, device_ordinal)

@@ -1,4 +1,4 @@
-"""`IPUPipelineEstimator`: an estimator whose model is cut into stages, which run on devices of their own.
+"""`IPUPipelineEstimator`: an estimator whose model is split into stages, each on its own device.
 
 >>> def model_fn(mode, params):          # doctest: +SKIP
 ...     def stage1(features, labels):
@@ -35,22 +35,22 @@ __all__ = ["IPUPipelineEstimator", "IPUPipelineEstimatorSpec"]
 
 
 class IPUPipelineEstimator(EstimatorBase):
-    """Trains, evaluates and predicts with a model in stages, each on a device of its own.
+    """Trains, evaluates and predicts with a model that is split into stages, each on its own device.
 
-    `model_fn(mode, params, config)` declares those of these arguments that it wants and returns an
-    `IPUPipelineEstimatorSpec`, whose functions get the data. Everything else is as with an `IPUEstimator`: compiled
-    loops of `iterations_per_loop` micro-batches, checkpoints, hooks, event files. `IPURunConfig.num_shards` is the
-    number of devices of one copy of the model, `num_replicas` the number of copies.
+    `model_fn(mode, params, config)` returns an `IPUPipelineEstimatorSpec`, whose functions get the data; it may leave
+    out arguments that it does not need. Everything else is as for an `IPUEstimator`: compiled loops of
+    `iterations_per_loop` micro-batches, checkpoints, hooks, event files. `IPURunConfig.num_shards` is the number of
+    devices for one copy of the model, `num_replicas` the number of copies.
 
-    Checkpoints hold whole weights by name, so they fit any number of stages and replicas, and an `IPUEstimator` that
-    makes the same layers in the same order.
+    Checkpoints hold whole weights by name, so they fit any number of stages and replicas, and also an `IPUEstimator`
+    that makes the same layers in the same order.
 
     Args:
         model_fn: The function.
-        model_dir: Where checkpoints and event files go. None: that of `config`, else a temporary folder.
-        config: A `RunConfig`; None: `RunConfig()`.
+        model_dir: The folder for checkpoints and event files. None for that of `config`, or else a temporary folder.
+        config: A `RunConfig`; None for `RunConfig()`.
         params: A dict that is passed to `model_fn` and `input_fn`.
-        warm_start_from: A `model_dir` or checkpoint whose weights training begins with, or `WarmStartSettings`.
+        warm_start_from: A `model_dir` or checkpoint with the weights to start from, or `WarmStartSettings`.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class IPUPipelineEstimator(EstimatorBase):
         for name in ("features", "labels"):
             if name in declared_by(model_fn):
                 raise ValueError(
-                    f"model_fn has the argument {name!r}, but in a pipeline the first stage gets the data. Give {name} "
-                    f"to the first stage, and model_fn only {', '.join(PIPELINE_FN_ARGUMENTS)}."
+                    f"model_fn has the argument {name!r}, but in a pipeline the first stage gets the data. Move {name} "
+                    f"to the first stage; model_fn can have {', '.join(PIPELINE_FN_ARGUMENTS)}."
                 )
         check_model_fn(model_fn, params, PIPELINE_FN_ARGUMENTS)
         super().__init__(StagedRunner, model_fn, model_dir, config, params, warm_start_from)

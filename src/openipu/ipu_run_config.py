@@ -18,7 +18,7 @@ _NO_EFFECT = {
     "master": "there are no sessions",
     "session_config": "there are no sessions",
     "session_creation_timeout_secs": "there are no sessions",
-    "device_fn": "`IPURunConfig` says where programs run",
+    "device_fn": "`IPURunConfig` chooses the devices",
     "protocol": "there is no cluster",
     "experimental_distribute": "there is no cluster",
     "experimental_max_worker_delay_secs": "there is no cluster",
@@ -32,15 +32,15 @@ class IPURunConfig:
     """How an estimator uses devices.
 
     Args:
-        iterations_per_loop: Steps of one execution, on each replica.
-        ipu_options: The system to configure when a run begins. None: the one that is configured.
+        iterations_per_loop: Steps in one execution, on each replica.
+        ipu_options: The configuration to apply when a run begins. None keeps the active one.
         num_replicas: Copies of the model, each with its own micro-batches.
-        num_shards: Devices of one copy of the model: an `IPUEstimator` cuts it into as many parts by itself, an
-            `IPUPipelineEstimator` puts its stages on them.
-        ordinal: Which system of `ipu_options`: "/device:IPU:<ordinal>".
-        prefetch_depth: Has no effect: the batches of the next execution are built while one runs.
-        compile_summary: Write facts about each run's programs into `model_dir`, such as `train_report.txt`.
-        autosharding: Accepted for scripts that give it: `num_shards` says whether a model is cut.
+        num_shards: Devices for one copy of the model. An `IPUEstimator` splits the model into this many parts by
+            itself; an `IPUPipelineEstimator` puts its stages on them.
+        ordinal: Which system of `ipu_options` to use: "/device:IPU:<ordinal>".
+        prefetch_depth: Has no effect: the next batches are always prepared while an execution runs.
+        compile_summary: Write facts about the programs of each run into `model_dir`, as `train_report.txt` and so on.
+        autosharding: Has no effect: `num_shards` says whether a model is split.
     """
 
     iterations_per_loop: int = 1
@@ -59,9 +59,11 @@ class IPURunConfig:
         for name in ("compile_summary", "autosharding"):
             validate.flag(name, getattr(self, name))
         if validate.count("prefetch_depth", self.prefetch_depth, optional=True) is not None:
-            validate.no_effect({"IPURunConfig.prefetch_depth": "the next execution's batches are built while one runs"})
+            validate.no_effect(
+                {"IPURunConfig.prefetch_depth": "the next batches are always prepared while an execution runs"}
+            )
         if self.autosharding and self.num_shards == 1:
-            reason = "`num_shards` is 1, so there are no devices to split a model over"
+            reason = "`num_shards` is 1, so there is nothing to split the model over"
             validate.no_effect({"IPURunConfig.autosharding": reason})
         validate.instance("ipu_options", self.ipu_options, IPUConfig, optional=True)
         self._check_devices()
@@ -79,11 +81,11 @@ class IPURunConfig:
         requests = freeze(self.ipu_options).requests
         if self.ordinal >= len(requests):
             raise ValueError(
-                f"`ordinal` is {self.ordinal}, but only {len(requests)} system(s) are available to choose from, "
-                "numbered from 0. Give `auto_select_ipus` a list with one number of devices per system."
+                f"`ordinal` is {self.ordinal}, but only {len(requests)} system(s) are configured, numbered from 0. Set "
+                "`auto_select_ipus` to a list with the number of devices of each system."
             )
         request = requests[self.ordinal]
-        # Systems of chosen devices are counted when a run begins.
+        # Devices chosen by index are counted when a run begins.
         if isinstance(request, int) and request != wanted:
             raise ValueError(
                 f"`IPURunConfig` asks for {described}, but `ipu_options` configures {request}. Make them equal: set "
@@ -95,18 +97,19 @@ class RunConfig:
     """How an estimator runs, saves and reports.
 
     Args:
-        ipu_run_config: How it uses devices; None: `IPURunConfig()`.
+        ipu_run_config: How it uses devices; None for `IPURunConfig()`.
         master: Has no effect.
-        model_dir: Where checkpoints and event files go, unless the estimator is told otherwise.
-        tf_random_seed: What initial values and dropout depend on. None: on Keras' seed, as for any Keras model.
-        save_summary_steps: Write the loss for TensorBoard after each so many steps; None: never.
-        save_checkpoints_steps: Save after each so many steps.
-        save_checkpoints_secs: Or after each so many seconds; 600 unless steps are given. None: only at the end.
-        keep_checkpoint_max: How many checkpoints stay; None or 0: all.
-        log_step_count_steps: Log loss and speed after each so many steps; None: never.
+        model_dir: The folder for checkpoints and event files, unless the estimator is given one.
+        tf_random_seed: The seed for initial values and dropout. None uses Keras' seed, as for any Keras model.
+        save_summary_steps: How many steps lie between the losses written for TensorBoard; None writes none.
+        save_checkpoints_steps: How many steps lie between checkpoints.
+        save_checkpoints_secs: Instead, how many seconds lie between checkpoints; 600 unless steps are given. None saves
+            only at the end.
+        keep_checkpoint_max: How many checkpoints to keep; None or 0 keeps all.
+        log_step_count_steps: How many steps lie between log lines with loss and speed; None logs none.
         train_distribute: Not supported yet.
         eval_distribute: Not supported yet.
-        others: The other arguments of `tf.estimator.RunConfig` have no effect and are named in a warning.
+        others: The other arguments of `tf.estimator.RunConfig` have no effect; a warning names them.
     """
 
     def __init__(
@@ -128,7 +131,7 @@ class RunConfig:
         validate.instance("ipu_run_config", ipu_run_config, IPURunConfig, optional=True)
         for name in others:
             if name not in _NO_EFFECT:
-                raise TypeError(f"`RunConfig` has no argument {name!r}.")
+                raise TypeError(f"`RunConfig` has no argument {name!r}. Leave it out.")
         given = {"master": master, **others}
         validate.no_effect({f"RunConfig.{name}": _NO_EFFECT[name] for name, v in given.items() if v is not None})
         if save_checkpoints_steps not in (_DEFAULT, None) and save_checkpoints_secs not in (_DEFAULT, None):
@@ -162,8 +165,8 @@ class RunConfig:
             iterations = self.ipu_run_config.iterations_per_loop
             why = f" with `iterations_per_loop` = {iterations}" if iterations > 1 else ""
             raise NotImplementedError(
-                f"`{name}` is set, but an estimator does not run on several hosts{why}. Use `num_replicas` for several "
-                "devices of this one."
+                f"`{name}` is set, but estimators do not run on several hosts{why}. Use `num_replicas` for several "
+                "devices of this host."
             )
 
     def replace(self, **changes: Any) -> RunConfig:

@@ -1,4 +1,4 @@
-"""Hooks that look into the device loop of an estimator."""
+"""Hooks that log tensors from inside the device loop of an estimator."""
 
 from openipu.engine.estimator.hooks import IPULoggingTensorHook
 from openipu.ipu_outfeed_queue import IPUOutfeedMode as LoggingMode

@@ -1,4 +1,4 @@
-"""`IPUStrategy`: models made in its scope train, evaluate and predict through compiled device loops."""
+"""`IPUStrategy`: models created in its scope train, evaluate and predict in compiled device loops."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ __all__ = ["IPUStrategy", "IPUStrategyV1", "get_strategy", "has_strategy"]
 
 
 class IPUStrategyV1:
-    """Runs the Keras models that are made inside its scope on the configured devices.
+    """Runs the Keras models that are created inside its scope on the configured devices.
 
     >>> strategy = IPUStrategy()
     >>> with strategy.scope():
     ...     model = keras.Sequential([...])             # doctest: +SKIP
 
-    A model made elsewhere is plain Keras, also while a scope is active in another thread.
+    A model created elsewhere is plain Keras, even while a scope is active in another thread.
 
     Args:
-        ipu_device: Which system of the configuration to use: "/device:IPU:N" is number N of `auto_select_ipus`.
-        cpu_device: Where variables are initialised. Always the host here; accepted for scripts that name it.
-        enable_dataset_iterators: Accepted for scripts that name it; feeds read any iterable source directly.
-        enable_keras_extensions: With False, models made in the scope stay plain Keras.
+        ipu_device: Which system of the configuration to use: "/device:IPU:N" is entry N of `auto_select_ipus`.
+        cpu_device: Where variables are initialised. This is always the host.
+        enable_dataset_iterators: Ignored: feeds can read any iterable.
+        enable_keras_extensions: If False, models created in the scope stay plain Keras.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class IPUStrategyV1:
 
     @property
     def system(self) -> systems.System:
-        """The devices this strategy uses under the current configuration."""
+        """The devices that this strategy uses under the current configuration."""
         return systems.system(self._ordinal)
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Always 1, as scripts for the original expect: the loss is not divided by the number of replicas."""
+        """Always 1, as in the original, so that scripts do not divide the loss by the number of replicas."""
         return 1
 
     @property
@@ -65,7 +65,7 @@ class IPUStrategyV1:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[IPUStrategyV1]:
-        """Make this the strategy of the models made until the `with` block ends."""
+        """Use this strategy for models that are created until the `with` block ends."""
         stack = open_strategies()
         stack.append(self)
         try:
@@ -81,21 +81,21 @@ class IPUStrategyV1:
         kwargs: Mapping[str, Any] | None = None,
         options: None = None,
     ) -> Any:
-        """Run `fn(*args, **kwargs)` as one compiled program on all replicas; gives what the first replica returns.
+        """Run `fn(*args, **kwargs)` as one compiled program on all replicas, and return the first replica's result.
 
-        The program is compiled once for the same function and arguments of the same shapes. Keras variables that the
-        function uses are read and updated. Arrays and floats among the arguments are inputs of the program, the same
-        on every replica; whole numbers, models, feeds and everything else are part of it. A program that uses an
-        outfeed queue has ended when this returns.
+        A function is compiled once for arguments of the same shapes. Keras variables that it uses are read and updated.
+        Arrays and floats among the arguments are inputs of the program, the same on every replica; whole numbers,
+        models, feeds and everything else become part of the program. If the program uses an outfeed queue, this returns
+        when the program has ended.
 
         Args:
-            fn: A function of JAX or `keras.ops` operations. Make layers, models and optimizers outside of it.
+            fn: A function of JAX or `keras.ops` operations. Create layers, models and optimizers outside of it.
             args: Its positional arguments, as a tuple or list.
             kwargs: Its keyword arguments.
             options: Must be None.
         """
         if options is not None:
-            raise ValueError("`options` of `run` are not known here. Leave them out.")
+            raise ValueError("`run` has no `options` here. Leave them out.")
         validate.function("fn", fn)
         args, kwargs = validate.sequence("args", args), validate.mapping("kwargs", kwargs, optional=True)
         if current() is not None:
@@ -104,7 +104,7 @@ class IPUStrategyV1:
             return user_program(fn, self._ordinal)(args, kwargs)
 
     def experimental_run_v2(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Not available: the old name of `run`."""
+        """Not available; the old name of `run`."""
         raise RuntimeError("`experimental_run_v2` is the old name of `run`. Call `strategy.run(fn, args=...)`.")
 
     def _extend(self, cls: type) -> type | None:

@@ -1,6 +1,6 @@
-"""Loops and conditionals inside device programs: all of it is part of one compiled program.
+"""Loops and conditionals inside device programs, as part of the one compiled program.
 
-Called outside of a program but inside `strategy.scope()` or `ipu.scopes.ipu_scope`, they are programs of their own.
+Outside of a program, but inside `strategy.scope()` or `ipu.scopes.ipu_scope`, each call runs as its own program.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ def repeat(
     infeed_queue: IPUInfeedQueue | None = None,
     use_while_v1: bool = True,
 ) -> Any:
-    """Run `body` `n` times; gives its values after the last time.
+    """Run `body` `n` times, and return its values after the last time.
 
-    Keras variables that the body assigns (by an optimizer, a metric, a layer) are carried along.
+    Keras variables that the body assigns (through an optimizer, a metric, a layer) are carried along.
 
     Args:
-        n: How often. A whole number makes the fastest loop; it may also be computed by the program.
+        n: How many times. A whole number makes the fastest loop; the program may also compute it.
         body: Gets the loop-carried values, then the parts of one element of the infeed queue (as keyword arguments if
-            the element is a dict), and returns the new values, of the same shapes and dtypes. Operations such as the
-            result of `enqueue` may follow them.
-        inputs: The first loop-carried values: None, one array, or a list of arrays (or trees of arrays).
-        infeed_queue: Where each turn gets one element from.
-        use_while_v1: Accepted for scripts that give it; there is one kind of loop.
+            the element is a dict). Returns the new values, of the same shapes and dtypes. Operations such as the result
+            of `enqueue` may follow them.
+        inputs: The initial loop-carried values: None, one array, or a list of arrays (or trees of arrays).
+        infeed_queue: Each iteration takes one element from it.
+        use_while_v1: Has no effect: there is only one kind of loop.
 
     Returns:
-        The single value, a list of several, or an operation where there are none.
+        The value, a list if there are several, or an operation if there are none.
     """
     if not validate.flag("use_while_v1", use_while_v1):
-        validate.no_effect({"use_while_v1=False": "there is one kind of loop"})
+        validate.no_effect({"use_while_v1=False": "there is only one kind of loop"})
     trace = current()
     if trace is None:
         return run_here(repeat, (n, body, inputs, infeed_queue))
@@ -67,13 +67,13 @@ def while_loop(
     maximum_iterations: int | None = None,
     use_while_v1: bool = True,
 ) -> Any:
-    """Run `body` as long as `condition` of the loop-carried values holds, at most `maximum_iterations` times.
+    """Run `body` while `condition` of the loop-carried values holds, at most `maximum_iterations` times.
 
-    The other arguments and the result are those of `repeat`. Elements of an infeed queue are fetched while the program
-    runs, because nobody knows beforehand how many it takes.
+    The other arguments and the result are as in `repeat`. Elements of an infeed queue are fetched while the program
+    runs, because it is not known beforehand how many it will take.
     """
     if not validate.flag("use_while_v1", use_while_v1):
-        validate.no_effect({"use_while_v1=False": "there is one kind of loop"})
+        validate.no_effect({"use_while_v1=False": "there is only one kind of loop"})
     trace = current()
     if trace is None:
         return run_here(while_loop, (condition, body, inputs, infeed_queue, maximum_iterations))
@@ -92,17 +92,17 @@ def cond(
     false_fn: Callable[..., Any] | None = None,
     inputs: Tree = None,
 ) -> Any:
-    """Run `true_fn` where the condition holds, else `false_fn`; what is not run changes nothing.
+    """Run `true_fn` if the condition holds, else `false_fn`. The function that does not run has no effects.
 
     >>> ipu.loops.cond(step % 100 == 0, lambda: outfeed.enqueue(loss))                  # doctest: +SKIP
 
     Unlike in JAX's own conditionals, the functions may assign Keras variables and enqueue values. They must not take
-    elements of an infeed queue, of which every turn of a loop takes as many.
+    elements from an infeed queue, because every iteration of a loop takes the same number of them.
 
     Args:
         condition: One boolean.
         true_fn: Gets `inputs`, and returns values of the same shapes and dtypes; operations may follow them.
-        false_fn: The same. None gives the inputs back.
+        false_fn: The same. None returns the inputs.
         inputs: None, one array, or a list of arrays (or trees of arrays).
 
     Returns:
@@ -124,7 +124,9 @@ def cond(
     other = (lambda *values: list(values)) if false_fn is None else false_fn
     result = trace.cond(condition, (branch(true_fn), branch(other)), carry)
     if trace.demands != demanded:
-        raise ValueError("A branch of a conditional takes an element of an infeed queue. Take it before, in the loop.")
+        raise ValueError(
+            "A branch of a conditional takes an element from an infeed queue. Take it before the conditional."
+        )
     return _result(result)
 
 
@@ -132,7 +134,7 @@ def _count(name: str, n: int | Array) -> Any:
     if hasattr(n, "__index__") and not isinstance(n, jax.Array):
         return validate.count(name, n, least=0)
     if not isinstance(n, jax.Array) or n.ndim or not jnp.issubdtype(n.dtype, jnp.integer):
-        raise TypeError(f"`{name}` is {n!r}. Give a whole number, or one that the program computes.")
+        raise TypeError(f"`{name}` is {n!r}. Give a whole number, or an integer that the program computes.")
     return n.astype(jnp.int32)
 
 
@@ -147,7 +149,7 @@ def _carried(inputs: Tree) -> list[Tree]:
 
 
 def _arguments(infeed_queue: IPUInfeedQueue | None, element: Tree) -> tuple[list[Any], dict[str, Any]]:
-    """What the body gets of an element."""
+    """The positional and keyword arguments that the body gets from an element."""
     if infeed_queue is None:
         return [], {}
     if isinstance(element, dict) and all(isinstance(name, str) for name in element):
@@ -160,7 +162,7 @@ def _check_call(function: Callable[..., Any], what: str, carry: list[Any], infee
     positional, named = _arguments(infeed, spec)
     try:
         signature = inspect.signature(function)
-    except ValueError:  # some functions written in C tell nothing
+    except ValueError:  # some functions written in C have no signature
         return
     try:
         signature.bind(*carry, *positional, **named)
@@ -168,7 +170,7 @@ def _check_call(function: Callable[..., Any], what: str, carry: list[Any], infee
         more = f" and {len(positional) + len(named)} from the infeed queue" if infeed is not None else ""
         raise TypeError(
             f"The loop's {what} {getattr(function, '__name__', function)}{signature} cannot be called with "
-            f"{len(carry)} input(s){more}: {error}. Let it take as many arguments, in that order."
+            f"{len(carry)} input(s){more}: {error}. It must take these arguments, in this order."
         ) from None
 
 
@@ -183,8 +185,8 @@ def _turn(
 
 
 def _checked(result: Tree, first: list[Any]) -> list[Any]:
-    """The new loop-carried values, of the same kinds as the first ones."""
-    # One value that is itself a list or tuple is told from several values by what went in.
+    """The new loop-carried values, checked to have the shapes and dtypes of the initial ones."""
+    # The inputs show whether a list or tuple is one value or several.
     parts = list(result) if isinstance(result, list | tuple) else [] if result is None else [result]
     if len(first) == 1 and isinstance(first[0], list | tuple) and len(parts) != 1:
         parts = [result]
@@ -194,8 +196,8 @@ def _checked(result: Tree, first: list[Any]) -> list[Any]:
     values = [part for part, operation in zip(parts, operations, strict=True) if not operation]
     if len(values) != len(first):
         raise TypeError(
-            f"A loop's body or a branch returned {len(values)} value(s), but `inputs` has {len(first)}. Return as many "
-            "values, and results that nobody needs not at all."
+            f"A loop's body or a branch returned {len(values)} value(s), but `inputs` has {len(first)}. Return one new "
+            "value for each input."
         )
     return [jax.tree.map(_same_kind, old, new) for old, new in zip(first, values, strict=True)]
 
@@ -205,16 +207,16 @@ def _same_kind(old: Array, new: ArrayLike | keras.Variable) -> Array:
     if new.shape != old.shape or not _fits(old, new):
         raise TypeError(
             f"A loop's body or a branch returned {new.dtype}{list(new.shape)} for a value that went in as {old.dtype}"
-            f"{list(old.shape)}. Return the same shape and dtype, or begin with such a value (1.0, not 1)."
+            f"{list(old.shape)}. Return the same shape and dtype, or start with such a value (1.0, not 1)."
         )
     return jax.lax.convert_element_type(new, old.dtype)
 
 
 def _fits(old: Array, new: Array) -> bool:
-    """Whether `new` has the dtype of `old`, or is of Python's numbers and loses nothing of its kind there."""
+    """Whether `new` has the dtype of `old`, or comes from a Python number that the dtype of `old` can hold."""
     if not (isinstance(new, jax.Array) and new.weak_type):
         return bool(new.dtype == old.dtype)
-    with jax.numpy_dtype_promotion("standard"):  # a float into an integer is our error to raise
+    with jax.numpy_dtype_promotion("standard"):  # so that our error is raised for a float in place of an integer
         return bool(jnp.result_type(old, new) == old.dtype)
 
 

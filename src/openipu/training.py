@@ -1,4 +1,4 @@
-"""Gradients and updates for people who write their own training step.
+"""Gradients and updates for your own training steps.
 
 >>> def step(x, y):
 ...     def loss():
@@ -6,7 +6,7 @@
 ...     return ipu.training.minimize(optimizer, loss, model.trainable_variables)        # doctest: +SKIP
 >>> strategy.run(step, args=(x, y))                                                     # doctest: +SKIP
 
-They work inside device programs and outside of them.
+These functions work inside and outside of device programs.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["gradients", "minimize", "value_and_gradients"]
 def value_and_gradients(
     loss_fn: Callable[[], Any], variables: Sequence[Any], has_aux: bool = False
 ) -> tuple[Any, list[Any]]:
-    """What `loss_fn()` gives and the gradients of the loss with respect to `variables`.
+    """The result of `loss_fn()`, and the gradients of the loss with respect to `variables`.
 
-    Everything else that `loss_fn` changes (moving statistics, metrics, random seeds, feeds) is changed.
+    Changes that `loss_fn` makes to anything else (moving statistics, metrics, random seeds, feeds) are kept.
 
     Args:
-        loss_fn: A function without arguments that gives a scalar; with `has_aux`, a tuple of it and anything else.
+        loss_fn: A function without arguments that returns a scalar; with `has_aux`, a tuple of it and anything else.
         variables: Keras variables.
-        has_aux: Whether `loss_fn` gives more than the loss.
+        has_aux: Whether `loss_fn` returns more than the loss.
     """
     variables = list(variables)
     trace = current()
@@ -68,10 +68,10 @@ def gradients(loss_fn: Callable[[], Any], variables: Sequence[Any]) -> list[Any]
 
 
 def minimize(optimizer: keras.optimizers.Optimizer, loss_fn: Callable[[], Any], variables: Sequence[Any]) -> Any:
-    """One update of `variables`; gives the loss before it.
+    """Update `variables` once, and return the loss before the update.
 
-    On several replicas gradients are summed, or averaged by a `CrossReplicaOptimizer`, before they are applied. With a
-    `LossScaleOptimizer` the loss is scaled, and the true loss is given back.
+    On several replicas, gradients are summed (or averaged, by a `CrossReplicaOptimizer`) before they are applied. With
+    a `LossScaleOptimizer`, gradients are those of the scaled loss, but the true loss is returned.
     """
 
     def scaled() -> tuple[Any, Any]:

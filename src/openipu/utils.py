@@ -1,4 +1,4 @@
-"""Small things that scripts know as `ipu.utils`, and the names of `ipu.config` that they also look for here."""
+"""Small helpers that scripts know as `ipu.utils`, and the names of `ipu.config` that the original has here too."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def get_num_of_ipus_in_device(ipu_device: str = "/device:IPU:0", device: str = "cpu") -> int:
-    """The number of devices of a system. `device` is where the original keeps its configuration: always the host."""
+    """The number of devices in a system. `device` is the host, where the original keeps its configuration."""
     from openipu.engine.devices import systems
     from openipu.engine.devices.current_system import ordinal_of
 
@@ -58,16 +58,16 @@ def reset_ipu_seed(
     cpu_device: str = "cpu",
     experimental_identical_replicas: bool = False,
 ) -> None:
-    """Start all random sequences anew: what layers made from now on draw (first weights, dropout), shuffling, numpy.
+    """Restart all random sequences: initial weights and dropout of layers created from now on, shuffling, NumPy.
 
-    Layers that are there already have their own sequences, which are part of the model's state and go on.
+    Existing layers are not affected: their random sequences are part of the model's state.
 
     Args:
         seed: A whole number.
-        device: A system's name; sequences belong to models and not to systems, so all of them start anew.
-        cpu_device: Accepted for scripts that give it.
-        experimental_identical_replicas: Accepted for scripts that give it: random numbers belong to samples here, so
-            replicas draw different ones for different samples.
+        device: The name of a system. It makes no difference: random sequences belong to models, not to systems.
+        cpu_device: Ignored.
+        experimental_identical_replicas: Has no effect: random numbers belong to samples, so replicas draw different
+            numbers for different samples.
     """
     from openipu.engine.devices.current_system import ordinal_of
 
@@ -82,12 +82,12 @@ def reset_ipu_seed(
 
 
 def move_variable_initialization_to_cpu(graph: object | None = None) -> None:
-    """Nothing: variables are always initialised on the host. Scripts for graphs call it."""
+    """Does nothing: variables are always initialised on the host."""
     if graph is not None:
-        raise ValueError("There are no graphs here, so none can be given. Call this without arguments, or not at all.")
+        raise ValueError("There are no graphs here. Call this without arguments, or not at all.")
 
 
-# --- the configuration of scripts older than `IPUConfig` --------------------------------------------------------------
+# --- configuration from before `IPUConfig` ----------------------------------------------------------------------------
 
 _OLD = {
     "always_rearrange_copies_on_the_host": "experimental.always_rearrange_copies_on_the_host",
@@ -98,36 +98,34 @@ _OLD = {
     "prefetch_data_streams": "optimizations.prefetch_data_streams",
     "selection_order": "selection_order",
 }
-"""Arguments of `create_ipu_config` that options of `IPUConfig` have replaced."""
+"""Arguments of `create_ipu_config` that are now options of `IPUConfig`."""
 _REPORTS = (
     "profiling", "enable_ipu_events", "use_poplar_text_report", "use_poplar_cbor_report", "profile_execution",
     "enable_poplar_serialized_graph", "report_every_nth_execution", "max_report_size", "report_directory",
     "scheduler_selection", "disable_graph_convolution_caching", "enable_experimental_remote_buffer_embedding",
 )  # fmt: skip
-"""Arguments that belong to the original's compiler and its reports."""
+"""Arguments for the original compiler and its reports."""
 
 
 def create_ipu_config(**options: Any) -> IPUConfig:
-    """An `IPUConfig` from the arguments of the function that came before it.
+    """An `IPUConfig` from the arguments of its predecessor.
 
-    Those that have an option in `IPUConfig` set it; those about the original's reports and compiler are named once.
+    Arguments that `IPUConfig` has as options set them; those for the original compiler and its reports have no effect.
     """
     unknown = sorted(set(options) - {*_OLD, *_REPORTS})
     if unknown:
-        raise TypeError(f"create_ipu_config has no arguments {unknown}. Use `IPUConfig` and its options.")
+        raise TypeError(f"create_ipu_config has no arguments {unknown}. Use the options of `IPUConfig`.")
     config = IPUConfig()
     for name, value in options.items():
         if name in _OLD and value is not None:
             _set(config, _OLD[name], not value if name == "disable_graph_outlining" else value)
-    vain = [name for name in _REPORTS if options.get(name)]
-    validate.no_effect(
-        {f"create_ipu_config({name}=)": "it belongs to the original's compiler and its reports" for name in vain}
-    )
+    ignored = [name for name in _REPORTS if options.get(name)]
+    validate.no_effect({f"create_ipu_config({name}=)": "it is for the original compiler" for name in ignored})
     return config
 
 
 def auto_select_ipus(opts: IPUConfig, num_ipus: int | Sequence[int]) -> IPUConfig:
-    """A copy of the configuration that uses so many devices."""
+    """A copy of the configuration that uses `num_ipus` devices."""
     return _with(opts, "auto_select_ipus", num_ipus)
 
 
@@ -137,7 +135,7 @@ def select_ipus(opts: IPUConfig, indices: int | Sequence[int]) -> IPUConfig:
 
 
 def set_recomputation_options(opts: IPUConfig, allow_recompute: bool = True) -> IPUConfig:
-    """A copy of the configuration that computes activations again in the backward pass, instead of keeping them."""
+    """A copy of the configuration that recomputes activations in the backward pass instead of keeping them."""
     return _with(opts, "allow_recompute", allow_recompute)
 
 

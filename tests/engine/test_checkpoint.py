@@ -420,10 +420,10 @@ def test_every_n_executions(tmp_path):
 def test_what_cannot_go_on_says_why(tmp_path):
     plain = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
     plain.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"made outside of its scope.*BackupAndRestore"):
+    with pytest.raises(ValueError, match=r"created outside its scope.*BackupAndRestore"):
         plain.fit(X, X[:, :2], verbose=0, callbacks=[ipu.callbacks.Checkpoint(tmp_path)])
     two = [ipu.callbacks.Checkpoint(tmp_path), ipu.callbacks.Checkpoint(tmp_path)]
-    with pytest.raises(ValueError, match="Two `Checkpoint` callbacks"):
+    with pytest.raises(ValueError, match="given two `Checkpoint` callbacks"):
         network().fit(X, Y, verbose=0, callbacks=two)
     with pytest.raises(ValueError, match="`dir` is an int"):
         ipu.callbacks.Checkpoint(3)
@@ -432,7 +432,7 @@ def test_what_cannot_go_on_says_why(tmp_path):
     # Resume a run of 8 rows per batch after 3 batches with 5 rows per batch, and with other metrics.
     assert train(tmp_path / "run", SOURCES["in order"], 1) is None
     for settings, words in (
-        ({"metrics": []}, "has 4 metric variables, the model 2. Compile it with the same metrics"),
+        ({"metrics": []}, "has 4 metric variables, but the model has 2. Compile it with the same metrics"),
         ({"optimizer": "sgd"}, "`optimizer.2` is float32"),
     ):
         model = network()

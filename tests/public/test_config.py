@@ -284,7 +284,7 @@ def test_options_missing_from_a_dict_keep_their_values(caplog: pytest.LogCapture
     config.from_dict({"allow_recompute": True})
     assert config.allow_recompute is True
     assert config.auto_select_ipus == (2, 4)
-    assert "left as they were: auto_select_ipus," in caplog.text
+    assert "keep their values: auto_select_ipus," in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -334,24 +334,24 @@ def test_text_is_one_line_per_option() -> None:
         ({"select_ipus": [0, 1, 0]}, r"must be unique, but it is \[0, 1, 0\]"),
         ({"select_ipus": [(0, 1), 1]}, "must be unique"),
         ({"select_ipus": -1}, "names device -1"),
-        ({"select_ipus": [0, ()]}, "a system of no devices"),
+        ({"select_ipus": [0, ()]}, "one system has no devices"),
         ({"device_connection__type": DeviceConnectionType.PRE_COMPILE}, "PRE_COMPILE.*version is not set"),
         ({"device_connection__type": DeviceConnectionType.NEVER}, "NEVER.*version is not set"),
         ({"device_connection__version": "ipu3"}, "'ipu3'. Use one of ipu1, ipu2, ipu21"),
-        ({"experimental__multi_replica_distribution__process_count": -1}, "is -1 but must be at least 0"),
-        ({"experimental__multi_replica_distribution__process_index": 1}, "process_index is 1 of 0"),
+        ({"experimental__multi_replica_distribution__process_count": -1}, "is -1, but it must be at least 0"),
+        ({"experimental__multi_replica_distribution__process_index": 1}, "is 1, but there are 0 processes"),
         ({"experimental__multi_replica_distribution__process_count": 2,
-          "experimental__multi_replica_distribution__process_index": 2}, "process_index is 2 of 2"),
+          "experimental__multi_replica_distribution__process_index": 2}, "is 2, but there are 2 processes"),
         ({"io_tiles__place_ops_on_io_tiles": True}, "num_io_tiles is 0"),
-        ({"io_tiles__num_io_tiles": -32}, "is -32 but must be at least 0"),
+        ({"io_tiles__num_io_tiles": -32}, "is -32, but it must be at least 0"),
         ({"io_tiles__available_memory_proportion": 0.0}, "proportion is 0.0"),
         ({"io_tiles__available_memory_proportion": 1.5}, "proportion is 1.5"),
         ({"ipu_model__version": "gpu"}, "'gpu'. Use one of"),
-        ({"ipu_model__tiles_per_ipu": -1}, "is -1 but must be at least 0"),
-        ({"norms__experimental__distributed_batch_norm_replica_group_size": 0}, "is 0 but must be at least 1"),
+        ({"ipu_model__tiles_per_ipu": -1}, "is -1, but it must be at least 0"),
+        ({"norms__experimental__distributed_batch_norm_replica_group_size": 0}, "is 0, but it must be at least 1"),
         ({"norms__experimental__distributed_batch_norm_replica_group_size": 2, "io_tiles__num_io_tiles": 8},
-         "do not go together"),
-        ({"optimizations__maximum_cross_replica_sum_buffer_size": -1}, "is -1 but must be at least 0"),
+         "cannot be combined"),
+        ({"optimizations__maximum_cross_replica_sum_buffer_size": -1}, "is -1, but it must be at least 0"),
         ({"serialization_output_folder": __file__}, "which is a file"),
     ],
 )  # fmt: skip
@@ -365,7 +365,7 @@ def test_rules(options: dict[str, Any], match: str) -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"select_ipus": 0}, "virtual devices, which cannot be told apart"),
+        ({"select_ipus": 0}, "virtual devices, which are all alike"),
         ({"experimental__multi_replica_distribution__process_count": 2}, "process_count is 2, but --use_ipu_model"),
         ({"ipu_model__version": ""}, "ipu_model.version is ''"),
     ],
@@ -519,8 +519,8 @@ def test_bad_arguments() -> None:
         ("--use_ipu_modle", "'--use_ipu_modle' .* Did you mean '--use_ipu_model'"),
         ("use_ipu_model", "'use_ipu_model' .* Did you mean '--use_ipu_model'"),
         ("--zzz", "'--zzz' .* The flags are: executable_cache_path, "),
-        ("--executable_cache_path", "names no folder"),
-        ("--executable_cache_path=", "names no folder"),
+        ("--executable_cache_path", "does not name a folder"),
+        ("--executable_cache_path=", "does not name a folder"),
         ("--use_ipu_model=perhaps", "neither true nor false"),
     ],
 )
@@ -579,5 +579,5 @@ def test_engine_options_win(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
 
 def test_the_documentation_contains_the_table(repository: Path) -> None:
     assert table() in (repository / "docs" / "config.md").read_text(encoding="utf-8"), (
-        "Put the output of `python -m openipu.config` into docs/config.md."
+        "Put the output of `python -m openipu.settings` into docs/config.md."
     )

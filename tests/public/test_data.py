@@ -99,7 +99,7 @@ def test_what_is_not_an_array_is_refused(bad):
 
 @pytest.mark.parametrize("function", [data.trim, data.repeat])
 def test_no_array_at_all_is_refused(function):
-    with pytest.raises(ValueError, match="at least one array"):
+    with pytest.raises(ValueError, match="Give at least one array"):
         function(batch_size=1)
 
 

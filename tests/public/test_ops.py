@@ -193,7 +193,7 @@ def test_bad_shapes_and_operators(on_all):
         all_to_all_op.all_to_all(ROWS[0], 2, 0, 1)
     with pytest.raises(ValueError, match="`concat_dimension` is 'x'"):
         all_to_all_op.all_to_all(ROWS[0], 0, "x", 1)
-    with pytest.raises(ValueError, match=r"scattered over vectors, but a tensor has shape \(4, 6\)"):
+    with pytest.raises(ValueError, match=r"takes vectors, but a tensor has shape \(4, 6\)"):
         reduce_scatter_op.reduce_scatter(ROWS[0], 1)
     with pytest.raises(ValueError, match=r"`op` is 'ADD'\. Give one of 'COLLECTIVE_OP_ADD', "):
         reduce_scatter_op.reduce_scatter(VECTORS[0], 1, "ADD")
@@ -271,7 +271,7 @@ def test_reduced_shards_are_scattered_in_order():
 
 def test_bad_shards():
     vector = np.ones(2, "float32")
-    with pytest.raises(ValueError, match="stands for several of the 2 shards"):
+    with pytest.raises(ValueError, match="given for several of the 2 shards"):
         within_replica_ops.all_gather([vector, vector])
     with pytest.raises(ValueError, match=r"different dtypes: \['float32', 'int32'\]"):
         within_replica_ops.all_gather([vector, np.ones(2, "int32")])

@@ -449,7 +449,7 @@ def test_bad_optimizers_and_functions():
     with pytest.raises(ValueError, match=r"`gradient_mapping_function` is an int. Give a function"):
         MapGradientOptimizer("sgd", 3)
     wrong = MapGradientOptimizer("sgd", lambda gradient, _: gradient.sum())
-    with pytest.raises(ValueError, match=r"gave shape \(\) for a gradient of shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"returned shape \(\) for a gradient of shape \(2,\)"):
         map_gradients(wrong, [jnp.ones(2)], [jnp.ones(2)])
 
 
@@ -488,7 +488,7 @@ def test_saved_and_loaded_with_the_model(name, tmp_path):
 
 def test_a_function_without_a_name_cannot_be_saved(tmp_path):
     model = trained(MapGradientOptimizer("sgd", lambda gradient, _: gradient))
-    with pytest.raises(ValueError, match="has no name to be saved by"):
+    with pytest.raises(ValueError, match="has no name to save it under"):
         model.save(tmp_path / "model.keras")
 
 

@@ -1,4 +1,4 @@
-"""The `openipu` command. Keras and JAX are loaded inside the commands, so that `--help` answers at once."""
+"""The `openipu` command. Keras and JAX are loaded inside the commands, so that `--help` is fast."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,18 +14,20 @@ app = typer.Typer(
 )
 
 
-# The functions have other names than the commands, which are the names of the modules that do the work.
+# The functions are not named like their commands, because the modules that do the work have those names.
 @app.command("mnist")
 def train_mnist(
-    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Times to go through the training images.")] = 3,
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Images of one micro-batch.")] = 64,
+    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over the training images.")] = 3,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Images in one micro-batch.")] = 64,
     steps_per_execution: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Steps of one compiled program.", show_default="one epoch")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Steps in one launch of the compiled program.", show_default="one epoch"),
     ] = None,
-    ipus: Annotated[int, typer.Option(min=1, metavar="N", help="Devices to train on; each holds one replica.")] = 1,
-    compare: Annotated[bool, typer.Option(help="Measure plain Keras on this machine too.")] = True,
+    ipus: Annotated[int, typer.Option(min=1, metavar="N", help="Devices to train on, one replica on each.")] = 1,
+    compare: Annotated[bool, typer.Option(help="Measure plain Keras on this machine as well.")] = True,
     samples: Annotated[
-        int | None, typer.Option(min=1, max=60_000, metavar="N", help="Use only so many images.", show_default="all")
+        int | None,
+        typer.Option(min=1, max=60_000, metavar="N", help="Use only the first N images.", show_default="all"),
     ] = None,
 ) -> None:
     """Train the tutorial CNN on MNIST and compare its speed with plain Keras."""
@@ -37,14 +39,14 @@ def train_mnist(
     try:
         run(Options(epochs, batch_size, steps_per_execution, ipus, compare, samples), console)
     except ValueError as error:
-        # What a user did wrong: the message has the numbers and the remedy, a traceback would hide it.
+        # A mistake of the user: the message has the numbers and the remedy, and a traceback would hide it.
         Console(stderr=True).print(f"[bold red]Error:[/] {error}", highlight=False)
         raise typer.Exit(2) from error
 
 
 @app.command("info")
 def show_info() -> None:
-    """Show versions, devices, options and folders: what a bug report needs."""
+    """Show versions, devices, options and folders, for example for a bug report."""
     from .info import run
 
     run()
@@ -55,15 +57,18 @@ def show_schedule(
     name: Annotated[
         str, typer.Argument(metavar="SCHEDULE", help="Grouped, Interleaved, Sequential, GPipe or OneFOneB.")
     ] = "Grouped",
-    stages: Annotated[int, typer.Option(metavar="N", help="Stages of the pipeline.")] = 2,
-    micro_batches: Annotated[int, typer.Option(metavar="N", help="Micro-batches of one update.")] = 8,
+    stages: Annotated[int, typer.Option(metavar="N", help="Stages in the pipeline.")] = 2,
+    micro_batches: Annotated[int, typer.Option(metavar="N", help="Micro-batches in one update.")] = 8,
     devices: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Device of each stage: 0,1,1,0.", show_default="one per stage")
+        str | None,
+        typer.Option(metavar="LIST", help="The device of each stage: 0,1,1,0.", show_default="one per stage"),
     ] = None,
-    inference: Annotated[bool, typer.Option("--inference", help="Forwards only.")] = False,
-    svg: Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Draw a picture.")] = None,
+    inference: Annotated[bool, typer.Option("--inference", help="Only the forward passes.")] = False,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write a picture to this file.")
+    ] = None,
 ) -> None:
-    """Show who does what when in a pipeline: the table of a schedule, its bubble and its memory."""
+    """Show which device does what, and when: the table of a pipeline schedule, its bubble and its memory."""
     from rich.console import Console
     from rich.markup import escape
 

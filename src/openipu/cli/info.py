@@ -32,7 +32,7 @@ def run(console: Console | None = None) -> None:
 
 
 def versions() -> dict[str, str]:
-    """What is installed; optional packages are looked up, not loaded."""
+    """The installed versions. Packages are looked up, not loaded."""
     found = {"OpenIPU": openipu.__version__, "Python": platform.python_version()}
     for name in _REQUIRED + _OPTIONAL:
         found[name] = _version(name)
@@ -64,21 +64,21 @@ def machine() -> dict[str, str]:
 
 
 def usable_cores() -> int:
-    """The cores this process may use, which can be fewer than the machine has."""
+    """The cores that this process may use, which can be fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def options() -> dict[str, str]:
-    """What a new process is configured with, before it says anything itself, and where compiled programs are kept."""
+    """The default configuration of a process, and where compiled programs are kept."""
     from openipu import config
     from openipu.settings.cache_folder import choose
     from openipu.settings.environment import environment as asked
 
     effective = sum(option.no_effect is None for option in config.OPTIONS.values())
     found = {
-        "IPUConfig": f"{len(config.OPTIONS)} options, {effective} take effect (list: python -m openipu.config)",
+        "IPUConfig": f"{len(config.OPTIONS)} options, {effective} take effect (list: python -m openipu.settings)",
         "cache folder": _describe(choose(asked().executable_cache)),
     }
     return found | {f"{name} has no effect": why for name, why in asked().without_effect.items()}

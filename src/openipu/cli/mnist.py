@@ -1,4 +1,4 @@
-"""`openipu mnist`: train the tutorial CNN on replicas, report every epoch, compare with plain Keras."""
+"""`openipu mnist`: train the tutorial CNN on replicas, report every epoch, and compare with plain Keras."""
 
 import time
 import warnings
@@ -18,7 +18,7 @@ _COMPARED_STEPS: Final = 48
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line asks for; `None` means one epoch per execution, and all samples."""
+    """The options of the command; None means one epoch per execution, or all samples."""
 
     epochs: int
     batch_size: int
@@ -29,9 +29,9 @@ class Options:
 
 
 def run(options: Options, console: Console) -> None:
-    """Train, evaluate, compare; everything a person wants to see goes to the console."""
+    """Train, evaluate and compare, and print the results."""
     with warnings.catch_warnings():
-        # The line that the stand-in prints on stderr is enough here.
+        # The message on stderr is enough here.
         warnings.simplefilter("ignore", StandInDataWarning)
         loaded = ipu.datasets.mnist(options.samples, options.samples and min(options.samples, 10_000))
     (x_train, y_train), (x_test, y_test) = prepare(loaded)
@@ -58,7 +58,7 @@ def run(options: Options, console: Console) -> None:
 
 
 def prepare(loaded: Dataset) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Images from 0 to 1 with a channel axis, labels one-hot."""
+    """Images with values from 0 to 1 and a channel axis, and one-hot labels."""
 
     def pair(x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
         return (x / np.float32(255))[..., None], np.eye(10, dtype=np.float32)[y]
@@ -67,7 +67,7 @@ def prepare(loaded: Dataset) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
 
 
 def configure(devices: int) -> Any:
-    """A strategy over so many devices."""
+    """A strategy for this number of devices."""
     cfg = ipu.config.IPUConfig()
     cfg.auto_select_ipus = devices
     cfg.configure_ipu_system()
@@ -87,13 +87,13 @@ def tutorial_cnn() -> keras.Model:
 
 
 def describe(loaded: Dataset) -> str:
-    """How many images of what; stand-in data is never called MNIST without saying so."""
+    """The number and kind of images. Stand-in data is never presented as MNIST."""
     kind = "[bold yellow]stand-in digits, not MNIST[/]" if loaded.source == "stand-in" else "MNIST"
     return f"{len(loaded.x_train)} images of {kind}"
 
 
 class EpochTimes(keras.callbacks.Callback):
-    """The seconds of every epoch, measured in the same way for both contestants."""
+    """The duration of every epoch in seconds, measured in the same way for OpenIPU and plain Keras."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class EpochTimes(keras.callbacks.Callback):
         self._start = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Stop the clock, once the logs are on the host: then the epoch's work is done, not only under way."""
+        """Stop the clock once the logs are on the host: only then is the work of the epoch done."""
         del epoch
         for value in (logs or {}).values():
             float(value)
@@ -122,7 +122,7 @@ class EpochReport(EpochTimes):
         self._task = progress.add_task("compiling", total=steps * epochs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Move the bar; called once for every execution."""
+        """Advance the bar. Called once per execution."""
         del logs
         done = len(self.seconds) * self._steps + batch + 1
         self._progress.update(self._task, completed=done, description="training")
@@ -134,7 +134,7 @@ class EpochReport(EpochTimes):
         each = self.seconds[-1] / self._steps * 1e6
         self._progress.console.print(
             f"[bold]epoch {epoch + 1}/{self._epochs}[/]  loss {logs['loss']:.4f}  accuracy {logs['accuracy']:.4f}  "
-            f"{each:,.0f} µs/step{'  (compiling included)' if epoch == 0 else ''}",
+            f"{each:,.0f} µs/step{'  (includes compiling)' if epoch == 0 else ''}",
             highlight=False,
         )
 
@@ -142,7 +142,7 @@ class EpochReport(EpochTimes):
 def fit_with_progress(
     model: keras.Model, x: np.ndarray, y: np.ndarray, steps: int, options: Options, console: Console
 ) -> EpochTimes:
-    """Train and show how far it is; the result holds the times of the epochs."""
+    """Train with a progress bar, and return the durations of the epochs."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -157,9 +157,9 @@ def fit_with_progress(
 
 
 def compare(ours: EpochTimes, x: np.ndarray, y: np.ndarray, options: Options, console: Console) -> None:
-    """Print one line: microseconds per step here and with plain Keras, in both cases without compiling."""
+    """Print one line: microseconds per step with OpenIPU and with plain Keras, both without compiling."""
     if options.epochs == 1:
-        console.print("No comparison: the only epoch includes compiling. Use --epochs 2 or more.")
+        console.print("There is no comparison, because the only epoch includes compiling. Use --epochs 2 or more.")
         return
     rows = min(len(x), _COMPARED_STEPS * options.batch_size)
     with console.status("Measuring plain Keras ..."):
@@ -178,7 +178,7 @@ def compare(ours: EpochTimes, x: np.ndarray, y: np.ndarray, options: Options, co
 
 
 def verdict(ratio: float) -> str:
-    """The speed-up in words, also when it is none."""
+    """The speed-up (or slow-down) in words."""
     if 0.95 < ratio < 1.05:
         return "the same speed"
     return f"{ratio:.1f} times faster" if ratio > 1 else f"{1 / ratio:.1f} times slower"

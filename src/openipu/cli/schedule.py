@@ -1,4 +1,4 @@
-"""`openipu schedule`: the table of a schedule, its bubble and its memory, and a picture of it."""
+"""`openipu schedule`: the table of a schedule, its bubble, its memory, and a picture."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rich.text import Text
 
 _ACTION: Final = re.compile(r"([FB])\d+:(\d+)")
 _COLOURS: Final = {"F": (117, 75, 69, 33), "B": (222, 215, 208, 202)}
-"""Colours of the 256 that terminals have, by micro-batch: blues for forwards, oranges for backwards."""
+"""Terminal colours (of 256) by micro-batch: blue for forward passes, orange for backward passes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says."""
+    """The options of the command."""
 
     name: str
     stages: int
@@ -31,12 +31,12 @@ class Options:
 
 
 def run(options: Options, console: Console | None = None) -> None:
-    """Print everything about one table, and write the picture where one is asked for."""
+    """Print everything about one table, and write a picture if requested."""
     console = console or Console(highlight=False)
     schedule = schedules.by_name(options.name)
     devices = None if options.devices is None else parse_devices(options.devices)
     table = schedules.validate(schedule.table(options.stages, options.micro_batches, devices, options.training))
-    # Text in a file or a pipe is kept whole, for other programs to read.
+    # Lines in a file or a pipe are not cut, so that other programs can read them.
     for line in schedules.render(table, width=console.width if console.is_terminal else None):
         console.print(coloured(line), soft_wrap=True)
     console.print()
@@ -50,7 +50,7 @@ def run(options: Options, console: Console | None = None) -> None:
 
 
 def parse_devices(text: str) -> list[int]:
-    """The devices of the stages, from a list with commas."""
+    """The device of each stage, from a comma-separated list."""
     try:
         return [int(device) for device in text.split(",")]
     except ValueError:
@@ -60,7 +60,7 @@ def parse_devices(text: str) -> list[int]:
 
 
 def coloured(line: str) -> Text:
-    """A line of a table, each action in the colour of its kind and micro-batch."""
+    """A line of a table, with each action in the colour of its kind and micro-batch."""
     text = Text(line, style="bold" if line.startswith("tick") else "")
     for found in _ACTION.finditer(line):
         colours = _COLOURS[found[1]]

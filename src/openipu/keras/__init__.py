@@ -1,4 +1,4 @@
-"""What a Keras model can do in addition when it was made inside `IPUStrategy.scope()`, and its pipeline stages."""
+"""Pipeline stages, and other extensions of Keras models that are created inside `IPUStrategy.scope()`."""
 
 from openipu.engine.core.options import MetricReduction as ReplicatedMetricReductionMethod
 

@@ -1,6 +1,6 @@
-"""The methods that a model made inside a strategy's scope has instead of, or in addition to, Keras' own.
+"""The methods that replace or extend Keras' own in models created inside a strategy's scope.
 
-Thin: arguments are checked, and each call is handed to the engine together with the model's `Session`.
+They are thin: they check their arguments and pass each call to the engine, together with the model's `Session`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _SHARDING, _OFFLOADING = "replicated_optimizer_state_sharding", "offload_weight_
 
 
 class ModelExtension(PipeliningExtension):
-    """Trains, evaluates and predicts through compiled device loops."""
+    """Trains, evaluates and predicts in compiled device loops."""
 
     _ipu_session: Session
 
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """Train the model; `steps_per_execution` steps are one launch of one compiled program."""
+        """Train the model. Each launch of the compiled program runs `steps_per_execution` steps."""
         return run.fit(self._ipu_session, *args, **kwargs)
 
     @functools.wraps(keras.Model.evaluate)
@@ -45,7 +45,7 @@ class ModelExtension(PipeliningExtension):
 
     @functools.wraps(keras.Model.predict)
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the outputs for every row of the data, in its order."""
+        """Compute the outputs for every row of the data, in order."""
         return run.predict(self._ipu_session, *args, **kwargs)
 
     def make_train_function(self, force: bool = False) -> Any:
@@ -61,45 +61,45 @@ class ModelExtension(PipeliningExtension):
         return self._ipu_session.function("predict", force)
 
     def jax_state_sync(self) -> None:
-        """Put the state of a running execution into the model's variables; Keras' callbacks call this."""
+        """Copy the state of a running execution into the model's variables. Keras' callbacks call this."""
         self._ipu_session.sync()
         super().jax_state_sync()  # type: ignore[misc]
 
     def __reduce__(self) -> Any:
-        """Pickle as the plain model; like a loaded one, it belongs to the scope in which it is opened."""
+        """Pickle as a plain Keras model. Like a loaded model, it then belongs to the scope in which it is unpickled."""
         return pickled(super().__reduce__())
 
     def set_gradient_accumulation_options(
         self,
         gradient_accumulation_steps_per_replica: int | None = None,
         gradient_accumulation_reduction_method: Reduction | str = Reduction.SUM,
-        use_v2_gradient_accumulation_optimizer: bool = False,  # noqa: ARG002 - accepted, see below
+        use_v2_gradient_accumulation_optimizer: bool = False,  # noqa: ARG002 - ignored, see below
         **gradient_accumulation_optimizer_kwargs: Any,
     ) -> None:
         """Accumulate the gradients of several micro-batches before each update of the weights.
 
-        A pipelined model goes by `set_pipelining_options` instead.
+        For a pipelined model, use `set_pipelining_options` instead.
 
         Args:
-            gradient_accumulation_steps_per_replica: Micro-batches per update; None keeps what was set before.
-            gradient_accumulation_reduction_method: "sum" (default: the learning rate acts on the sum of the gradients),
-                "mean" or "running_mean".
-            use_v2_gradient_accumulation_optimizer: Accepted for scripts that give it; there is one way here.
-            **gradient_accumulation_optimizer_kwargs: `dtype` to accumulate in (or a function that gives that of a
+            gradient_accumulation_steps_per_replica: Micro-batches per update; None keeps the previous value.
+            gradient_accumulation_reduction_method: "sum" (the default: the learning rate acts on the sum of the
+                gradients), "mean" or "running_mean".
+            use_v2_gradient_accumulation_optimizer: Ignored: there is only one implementation.
+            **gradient_accumulation_optimizer_kwargs: `dtype` to accumulate in (or a function that returns it for a
                 variable), `replicated_optimizer_state_sharding`, `offload_weight_update_variables`, and `name`, which
-                is accepted and not used.
+                is ignored.
         """
         extra = dict(gradient_accumulation_optimizer_kwargs)
         for key in ("opt", "num_mini_batches", "experimental_normalize_gradients"):
             if key in extra:
                 raise ValueError(
                     f"`{key}` is set by the model itself. Use `gradient_accumulation_steps_per_replica` and "
-                    "`gradient_accumulation_reduction_method`, and give the optimizer to `compile`."
+                    "`gradient_accumulation_reduction_method`, and pass the optimizer to `compile`."
                 )
         known = ("dtype", _SHARDING, _OFFLOADING, "name")
         unknown = sorted(set(extra) - set(known))
         if unknown:
-            raise ValueError(f"Unknown options {unknown}. Those known are {', '.join(known)}.")
+            raise ValueError(f"There are no options {unknown}. The options are {', '.join(known)}.")
         old = self._ipu_session.options
         count = validate.count(
             "gradient_accumulation_steps_per_replica", gradient_accumulation_steps_per_replica, optional=True
@@ -114,48 +114,48 @@ class ModelExtension(PipeliningExtension):
         self._set_ipu_options(unpipelined=Updates(accumulation, shard, offload))
 
     def set_replication_options(self, replicated_metric_reduction_method: MetricReduction | str = "NONE") -> None:
-        """Say what is reported of metrics over replicas: their true value (NONE), or a LIST, SUM or MEAN of values."""
+        """Choose how metrics of replicas are reported: the true value (NONE), or a LIST, SUM or MEAN of the values."""
         method = validate.member(
             "replicated_metric_reduction_method", replicated_metric_reduction_method, MetricReduction
         )
         self._set_ipu_options(metric_reduction=method)
 
     def set_asynchronous_callbacks(self, asynchronous: bool = False) -> None:
-        """Say whether batch callbacks are called for every step, while the execution runs, or once per execution.
+        """Choose whether batch callbacks are called for every step, while the execution runs, or once per execution.
 
-        A callback gets the logs after each step, as if `steps_per_execution` were 1, in order and in the thread that
-        called `fit`; the program does not wait for it as long as no more than `buffer_depth` steps are behind. The
-        weights are there between executions: a callback that uses `self.model` waits for the end of the execution.
+        If True, a callback gets the logs after each step, as if `steps_per_execution` were 1, in order and in the
+        thread that called `fit`. The program only waits when callbacks are more than `buffer_depth` steps behind.
+        Weights are available between executions: a callback that uses `self.model` waits for the end of the execution.
         """
         self._set_ipu_options(live_callbacks=validate.flag("asynchronous", asynchronous))
 
     def set_infeed_queue_options(self, **kwargs: Any) -> None:
-        """Set how data is read ahead: `prefetch_depth`, the number of batches (over all replicas) kept ready.
+        """Set how far data is read ahead: `prefetch_depth` is the number of batches (over all replicas) kept ready.
 
-        At least the batches of one execution are always ready. `optimise_latency` is accepted and changes nothing.
+        The batches of at least one execution are always kept ready. `optimise_latency` has no effect.
         """
         _check_feed_options(kwargs, "prefetch_depth", _INFEED_OWN)
         depth = prefetch_option(kwargs["prefetch_depth"]) if "prefetch_depth" in kwargs else None
         self._set_ipu_options(prefetch_depth=depth)
 
     def set_outfeed_queue_options(self, **kwargs: Any) -> None:
-        """Set how results leave the program: `buffer_depth`, the number of steps whose logs may wait for callbacks.
+        """Set how results leave the program: `buffer_depth` is the number of steps whose logs can wait for callbacks.
 
-        It matters with asynchronous callbacks. `optimise_latency` is accepted and changes nothing.
+        It matters only for asynchronous callbacks. `optimise_latency` has no effect.
         """
         _check_feed_options(kwargs, "buffer_depth", _OUTFEED_OWN)
         depth = validate.count("buffer_depth", kwargs["buffer_depth"]) if "buffer_depth" in kwargs else None
         self._set_ipu_options(buffer_depth=depth)
 
     def save_assets(self, dir_path: str) -> None:
-        """Write the options beside the weights. Plain Keras reads the rest of the file and leaves this alone."""
+        """Write the options next to the weights. Plain Keras ignores them and reads the rest of the file."""
         options = self._ipu_session.options
         weights = variables_of(self, "predict").trainable
         options = dataclasses.replace(options, stages=saved_stages(self, options.stages)).of_weights(weights)
         pathlib.Path(dir_path, OPTIONS_FILE).write_text(options.to_json())
 
     def load_assets(self, dir_path: str) -> None:
-        """Read what `save_assets` wrote; a model that plain Keras saved has nothing to read."""
+        """Read what `save_assets` wrote. A model that plain Keras saved has no such file."""
         path = pathlib.Path(dir_path, OPTIONS_FILE)
         if path.exists():
             self._ipu_session.set_options(Options.from_json(path.read_text()))
@@ -166,18 +166,18 @@ _OUTFEED_OWN = ("outfeed_mode", "device_ordinal")
 
 
 def _check_feed_options(options: dict[str, Any], name: str, own: tuple[str, ...]) -> None:
-    """Refuse options of a feed that the model sets itself, and unknown ones."""
+    """Raise for options that the model sets itself, and for unknown ones."""
     for key in own:
         if key in options:
-            raise ValueError(f"`{key}` of its feeds is set by the model itself. Give `{name}` only.")
+            raise ValueError(f"`{key}` is set by the model itself. Give only `{name}`.")
     unknown = sorted(set(options) - {name, "optimise_latency"})
     if unknown:
-        raise ValueError(f"Unknown options {unknown} of a feed. Give `{name}`.")
+        raise ValueError(f"There are no options {unknown}. Give only `{name}`.")
     if validate.flag("optimise_latency", options.get("optimise_latency", False)):
         validate.no_effect({"optimise_latency of a model's feeds": "batches and logs are never held back"})
 
 
 @functools.cache
 def extended(cls: type) -> type:
-    """`cls` with the methods above; itself if it has them already."""
+    """`cls` with the methods above, or `cls` itself if it has them already."""
     return cls if issubclass(cls, ModelExtension) else subclass_as(cls, ModelExtension)

@@ -1,4 +1,4 @@
-"""`PipelineStage`: which stage the layers made or called in a `with` block are in."""
+"""`PipelineStage`: puts the layers that are created or called in a `with` block into a stage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from openipu.engine.pipeline.partition.stage_marks import current_stage, in_own_
 
 
 class PipelineStage:
-    """Puts the layers that are made, and the calls of layers, inside its `with` block into a stage of the pipeline.
+    """Puts the layers that are created or called inside its `with` block into a stage of the pipeline.
 
     >>> with strategy.scope():                              # doctest: +SKIP
     ...     inputs = keras.Input((784,))
@@ -21,8 +21,9 @@ class PipelineStage:
     ...         outputs = keras.layers.Dense(10)(x)
     ...     model = keras.Model(inputs, outputs)
 
-    A call decides over where the layer was made. The call of a nested model decides over all calls inside it. Works in
-    the code that builds a Functional model and in `__init__` and `call` of a subclassed one.
+    The stage in which a layer is called takes precedence over the one in which it was created. The call of a nested
+    model counts for all calls inside it. You can use `PipelineStage` in the code that builds a Functional model, and in
+    `__init__` and `call` of a subclass.
 
     Args:
         stage: The number of the stage, from 0.
@@ -36,7 +37,7 @@ class PipelineStage:
         stage = validate.count("stage", self._stage, least=0)
         if not (open_strategies() or in_own_call()):
             raise RuntimeError(
-                f"PipelineStage({stage}) is used outside of an IPUStrategy. Put it inside of `with strategy.scope():`."
+                f"PipelineStage({stage}) is used outside of an IPUStrategy. Put it inside `with strategy.scope():`."
             )
         outer = current_stage()
         if outer is not None:

@@ -1,4 +1,4 @@
-"""The objects in which a model's stages are read and set: one for each call of a layer, nested as the models are.
+"""The objects through which you read and set the stages of a model: one per layer call, nested like the models.
 
 for assignment in (stages := model.get_pipeline_stage_assignment()):
     assignment.pipeline_stage = 0 if assignment.layer.name.startswith("encoder") else 1
@@ -37,7 +37,7 @@ class _Layer:
 
     @property
     def pipeline_stage(self) -> int | None:
-        """The number of the stage, from 0; None where there is none yet."""
+        """The number of the stage, from 0; None if it has not been set."""
         return self._stage
 
     @pipeline_stage.setter
@@ -56,9 +56,9 @@ class ModelLayerPipelineStageAssignment(_Layer):
 
     Args:
         layer: The layer.
-        node_index: Which call of the layer it is, from 0.
+        node_index: Which call of the layer this is, from 0.
         pipeline_stage: The number of its stage, or None.
-        inbound_layers: The layers whose outputs it uses.
+        inbound_layers: The layers whose outputs this call uses.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ModelLayerPipelineStageAssignment(_Layer):
 
     @property
     def inbound_layers(self) -> list[Any]:
-        """The layers whose outputs it uses."""
+        """The layers whose outputs this call uses."""
         return list(self._inbound_layers)
 
     def __str__(self) -> str:
@@ -113,7 +113,7 @@ class _Nested:
 
     @property
     def pipeline_stage_assignments(self) -> list[Any]:
-        """Those inside it: a new list of the objects themselves, whose stages can be changed."""
+        """The assignments inside it: a new list of the same objects, whose stages you can change."""
         return list(self._assignments)
 
     @property
@@ -137,8 +137,8 @@ class NestedModelPipelineStageAssignment(_Nested):
 
     Args:
         nested_model: The model.
-        node_index: Which call of the model it is, from 0.
-        pipeline_stage_assignments: Those of the layers inside, in the order in which they run.
+        node_index: Which call of the model this is, from 0.
+        pipeline_stage_assignments: The assignments of the layers inside, in the order in which they run.
     """
 
     def __init__(self, nested_model: keras.Model, node_index: int, pipeline_stage_assignments: Sequence[Any]) -> None:
@@ -207,15 +207,15 @@ def _leaf(model: keras.Model, node: Node, stage: int | None, sources: list[Any])
 
 
 def collected(model: keras.Model, calls: Sequence[Node], given: object) -> list[int]:
-    """The stage of each layer call, from objects that a user gave; or say what does not fit."""
+    """The stage of each layer call, from the objects that a user gave. Raise if they do not fit the model."""
     return list(_collect(model, assignments(model, None, calls, [None] * len(calls)), given))
 
 
 def _collect(model: keras.Model, expected: list[Any], given: object) -> Iterator[int]:
     if not isinstance(given, list):
         raise ValueError(
-            f"`pipeline_stage_assignment` is {given!r}, but it needs to be a list. Change the one that "
-            "`get_pipeline_stage_assignment` gives."
+            f"`pipeline_stage_assignment` is {given!r}, but it must be a list. Change the list that "
+            "`get_pipeline_stage_assignment` returns."
         )
     if len(given) != len(expected):
         raise ValueError(
@@ -235,12 +235,12 @@ def _collect_one(model: keras.Model, wanted: Any, one: Any) -> Iterator[int]:
         whole = ", or a whole number" if isinstance(model, keras.Sequential) else ""
         raise ValueError(
             f"The pipeline stage assignment for layer {_name(wanted)!r} of model {model.name!r} must be an instance of "
-            f"`{type(wanted).__name__}`{whole}, not {one!r}. Change the list of `get_pipeline_stage_assignment`."
+            f"`{type(wanted).__name__}`{whole}, not {one!r}. Change the list from `get_pipeline_stage_assignment`."
         )
     if _identity(one) != _identity(wanted):
         raise ValueError(
-            f"The order of the `pipeline_stage_assignment` of model {model.name!r} is not that in which its layers "
-            f"run: {_name(one)!r} is where {_name(wanted)!r} should be. Keep that of `get_pipeline_stage_assignment`."
+            f"The `pipeline_stage_assignment` of model {model.name!r} is not in the order in which its layers run: "
+            f"{_name(one)!r} is where {_name(wanted)!r} should be. Keep the order of `get_pipeline_stage_assignment`."
         )
     if one.is_nested_model:
         yield from _collect(one.nested_model, wanted.pipeline_stage_assignments, one.pipeline_stage_assignments)

@@ -1,4 +1,4 @@
-"""The methods of a model that have to do with pipelining: arguments are checked and become the model's options."""
+"""The pipelining methods of a model: they check their arguments and store them in the model's options."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from .stage_summary import summary
 
 
 class PipeliningExtension:
-    """Stages of a model: which layers are in which, and how they run."""
+    """The stages of a model: which layers they hold, and how they run."""
 
     _ipu_session: Session
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model, and remember what inputs look like: the `call` of a subclassed model is traced with them."""
+        """Call the model and remember its inputs' shapes: the `call` of a subclassed model is traced with them."""
         note_inputs(self, args[0] if args else next(iter(kwargs.values()), None))
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def get_pipeline_stage_assignment(self) -> list[Any]:
-        """The stage of each call of a layer, in the order in which they run, as objects that can be changed and set.
+        """The stage of each layer call, in the order in which they run, as objects that you can change and set.
 
-        Stages of calls that have none yet are None, or those that a nested model has been given for itself.
+        Calls without a stage have None, or the stage that was set on a nested model itself.
         """
         graph, calls = _calls(self)
         stages = assign.current_stages(calls, self._ipu_session.options.stages, self)
@@ -59,15 +59,15 @@ class PipeliningExtension:
         inputs: Tree = None,
         print_fn: Callable[[str], object] | None = print,
     ) -> None:
-        """Say which stage each call of a layer is in.
+        """Set the stage of each layer call.
 
         Args:
-            pipeline_stage_assignment: The list that `get_pipeline_stage_assignment` gives, with stages filled in; for a
-                Sequential model also a list of whole numbers, one per layer; or "auto".
-            stages: With "auto": into how many stages the model is to be cut, so that they take about equally long.
-            inputs: With "auto": a micro-batch of inputs, or anything in its structure with `shape` and `dtype`. By
-                default 32 rows of the shapes that the model declares.
-            print_fn: With "auto": prints the balance that was found; None for silence.
+            pipeline_stage_assignment: The list that `get_pipeline_stage_assignment` returns, with stages filled in; for
+                a Sequential model also a list of whole numbers, one per layer; or "auto".
+            stages: With "auto": how many stages to split the model into, so that they take about the same time.
+            inputs: With "auto": a micro-batch of inputs, or the same structure of objects with `shape` and `dtype`. By
+                default, 32 rows of the shapes that the model declares.
+            print_fn: With "auto": prints the balance of the stages; None prints nothing.
         """
         graph, calls = _calls(self, inputs)
         if isinstance(pipeline_stage_assignment, str) and pipeline_stage_assignment == "auto":
@@ -77,24 +77,24 @@ class PipeliningExtension:
             numbers = list(found.stages)
         else:
             if stages is not None:
-                raise ValueError(f'`stages` is {stages}, but the assignment is a list. It goes with "auto" only.')
+                raise ValueError(f'`stages` is {stages}, but the assignment is a list. Give `stages` only with "auto".')
             numbers = objects.collected(self, calls, pipeline_stage_assignment)
             _check_order(self, graph, calls, numbers)
         table = tuple((node.operation.name, stage) for node, stage in zip(calls, numbers, strict=True))
         self._set_ipu_options(stages=table)
 
     def reset_pipeline_stage_assignment(self) -> None:
-        """Take all stages away, also those of `PipelineStage`: the model is not pipelined any more."""
+        """Remove all stages, including those of `PipelineStage`: the model is no longer pipelined."""
         self._set_ipu_options(stages=())
 
     def print_pipeline_stage_assignment_summary(
         self, line_length: int | None = None, print_fn: Callable[[str], object] | None = None
     ) -> None:
-        """Print a table of the stage of each call of a layer.
+        """Print a table with the stage of each layer call.
 
         Args:
-            line_length: Width of the table.
-            print_fn: Called with each line instead of `print`.
+            line_length: The width of the table.
+            print_fn: Called with each line, in place of `print`.
         """
         graph, calls = _calls(self)
         stages = assign.current_stages(calls, self._ipu_session.options.stages, self)
@@ -115,22 +115,23 @@ class PipeliningExtension:
         offload_weight_update_variables: bool | None = None,
         **more: Any,
     ) -> None:
-        """Say how the stages of the model run. What is None stays as it was.
+        """Set how the stages of the model run. Options that are None keep their previous values.
 
         Args:
-            gradient_accumulation_steps_per_replica: Micro-batches per update. The schedule says of what it has to be a
-                multiple: Grouped of twice the number of stages, Interleaved of that number.
-            device_mapping: The device of each stage, counted within a replica; several stages may share one. By default
-                each stage has its own.
-            accumulate_outfeed: Whether one sum of the results of an update is given out instead of all results.
-            gradient_accumulation_reduction_method: "sum" (the first default), "mean" or "running_mean".
+            gradient_accumulation_steps_per_replica: Micro-batches per update. Some schedules need a multiple: Grouped
+                of twice the number of stages, Interleaved of the number of stages.
+            device_mapping: The device of each stage, numbered within a replica; several stages can share one. By
+                default, each stage has its own.
+            accumulate_outfeed: Whether to report one sum of the results of an update instead of all results.
+            gradient_accumulation_reduction_method: "sum" (initially), "mean" or "running_mean".
             pipeline_schedule: A member of `ipu.ops.pipelining_ops.PipelineSchedule`, its name, or a schedule of your
-                own (see `openipu.schedules`). Grouped is the first default.
-            recomputation_mode: What the backward pass computes again, where `IPUConfig.allow_recompute` is on.
-            gradient_accumulation_dtype: The dtype of accumulated gradients, or a function of a variable that gives it.
-            replicated_optimizer_state_sharding: Each replica keeps its share of the optimizer's state.
+                own (see `openipu.schedules`). Initially Grouped.
+            recomputation_mode: What the backward pass recomputes if `IPUConfig.allow_recompute` is on.
+            gradient_accumulation_dtype: The dtype of accumulated gradients, or a function that returns it for a
+                variable.
+            replicated_optimizer_state_sharding: Whether each replica keeps only its share of the optimizer's state.
             offload_weight_update_variables: Whether the optimizer's state lives in host memory.
-            **more: Options of the original that mean nothing here. They are checked and named once in a warning.
+            **more: Options of the original that have no effect here. They are checked, and a warning names them once.
         """
         _refuse(more)
         _check_more(more)
@@ -173,7 +174,7 @@ class PipeliningExtension:
 
 
 def saved_stages(model: keras.Model, stages: assign.Stages | None) -> assign.Stages | None:
-    """The table that is saved with a model: that of `PipelineStage`, where a graph is saved without it."""
+    """The stages to save with a model, including those of `PipelineStage`, which a saved graph does not hold."""
     if stages is not None or not assign.is_pipelined(model, stages) or not has_graph(model):
         return stages
     _, calls = _calls(model)
@@ -191,7 +192,7 @@ def _calls(model: keras.Model, inputs: Tree = None) -> tuple[Graph | None, tuple
 
 
 def _with_defaults(calls: Sequence[Node], stages: list[int | None]) -> list[int | None]:
-    """Where a layer call has no stage, that which a nested model has been given for itself."""
+    """The stages; a layer call without one takes the stage that was set on its nested model itself."""
     inside: dict[Any, list[int]] = {}
     for i, node in enumerate(calls):
         for nested in node.within:
@@ -210,10 +211,11 @@ def _check_order(model: keras.Model, graph: Graph | None, calls: Sequence[Node],
         before = -1
         for node, stage in zip(calls, stages, strict=True):
             if stage not in (before, before + 1) or stage < 0:
+                other = f"the layer before it is in stage {before}" if before >= 0 else "it is the first layer"
                 raise ValueError(
-                    f"Layer {str(node)!r} of the Sequential model {model.name!r} is in stage {stage}, and the layer "
-                    f"before it in {f'stage {before}' if before >= 0 else 'none'}. The first layer is in stage 0, and "
-                    "each next one in the same stage or in the next."
+                    f"Layer {str(node)!r} of the Sequential model {model.name!r} is in stage {stage}, but {other}. Put "
+                    "the first layer into stage 0, and each other layer into the stage of the layer before it or the "
+                    "next stage."
                 )
             before = stage
     elif graph is not None:
@@ -231,10 +233,10 @@ _INSTEAD = {
 _BY_KERAS = ("computational_stages", "repeat_count", "inputs", "infeed_queue", "outfeed_queue", "optimizer_function")
 _NOT_KERAS = ("outfeed_loss", "outfeed_mask", "batch_serialization_iterations")
 _FLAGS = {
-    "offload_activations": "activations stay in the memory of the device",
-    "offload_gradient_accumulation_buffers": "accumulated gradients stay in the memory of the device",
-    "offload_weights": "weights stay in the memory of the device",
-    "replicated_weight_sharding": "every replica keeps whole weights",
+    "offload_activations": "activations stay in device memory",
+    "offload_gradient_accumulation_buffers": "accumulated gradients stay in device memory",
+    "offload_weights": "weights stay in device memory",
+    "replicated_weight_sharding": "every replica keeps all weights",
     "gradient_accumulation_for_captured_grads": "there are no layers that capture gradients",
 }
 _OTHERS = {
@@ -248,12 +250,12 @@ _OTHERS = {
 def _refuse(more: dict[str, Any]) -> None:
     for name in more:
         if name in _INSTEAD:
-            raise ValueError(f"`{name}` is called `{_INSTEAD[name]}` here. Give that one.")
+            raise ValueError(f"`{name}` is called `{_INSTEAD[name]}` here. Use that name.")
         if name in _BY_KERAS:
             raise ValueError(f"`{name}` is set by the model itself when it is trained. Leave it out.")
         if name in _NOT_KERAS:
             raise ValueError(
-                f"`{name}` does not go with Keras models, which report a loss and metrics. Leave it out, or use "
+                f"`{name}` cannot be used with Keras models, which report a loss and metrics. Leave it out, or use "
                 "`ipu.ops.pipelining_ops.pipeline`."
             )
         if name not in (*_FLAGS, *_OTHERS, "continuous_weight_updates", "name"):
@@ -261,12 +263,12 @@ def _refuse(more: dict[str, Any]) -> None:
 
 
 def _check_more(more: dict[str, Any]) -> None:
-    """Check options that mean nothing here, and name those that ask for something."""
+    """Check options that have no effect here, and warn about those that ask for something."""
     asked = {name: _FLAGS[name] for name in _FLAGS if validate.flag(name, more.get(name), optional=True)}
     if validate.flag("continuous_weight_updates", more.get("continuous_weight_updates", False)):
         raise NotImplementedError(
             "`continuous_weight_updates` is True, but weights are updated once per `gradient_accumulation_steps_per_"
-            "replica` micro-batches, in the original too. Leave it out."
+            "replica` micro-batches, as in the original. Leave it out."
         )
     for name, why in _OTHERS.items():
         if more.get(name) is not None:

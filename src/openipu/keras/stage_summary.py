@@ -14,7 +14,7 @@ import keras
 def summary(
     model: keras.Model, graph: Graph | None, calls: Sequence[Node], stages: Sequence[int | None], width: int | None
 ) -> Iterator[str]:
-    """Lines of a table with a row for each layer call."""
+    """The lines of a table with one row per layer call."""
     sequential = isinstance(model, keras.Sequential)
     width = width or (60 if sequential else 89)
     ends = [width // 2, width] if sequential else [width * 2 // 5, width * 4 // 5, width]
@@ -42,7 +42,7 @@ def _cells(node: Node, stage: int | None, sources: Sequence[Any], sequential: bo
 
 
 def _row(cells: Sequence[str], ends: Sequence[int]) -> Iterator[str]:
-    """The lines of a row; cells that are too long go on in the next line."""
+    """The lines of a row; cells that are too long continue on the next line."""
     widths = [end - start for start, end in zip([0, *ends], ends, strict=False)]
     columns = [textwrap.wrap(cell, width - 1) or [""] for cell, width in zip(cells, widths, strict=True)]
     for number in range(max(map(len, columns))):

@@ -1,6 +1,6 @@
-"""Operations for layers, training steps and step functions that replicas do together.
+"""Operations that replicas perform together, for layers and training steps.
 
-They can be called on every device count: with one replica a sum over replicas is the value itself, and so on.
+They work for any number of devices: with one replica, a sum over replicas is just the value itself.
 """
 
 import importlib
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Load a module of operations when it is first used."""
+    """Load a module of operations on first use."""
     if name in __all__:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`pipeline`: plain functions as stages of one program."""
+"""`pipeline`: run plain functions as the stages of one program."""
 
 from __future__ import annotations
 
@@ -56,42 +56,43 @@ def pipeline(
     reduction_method: Reduction | str = Reduction.SUM,
     name: str | None = None,
 ) -> Operation:
-    """Run functions as the stages of a pipeline, all micro-batches in one program.
+    """Run functions as the stages of a pipeline, with all micro-batches in one program.
 
-    Each stage gets what the one before returned. Keras layers, models and variables that the functions use are made
-    before and are updated. Call it directly, or in a function that is given to `strategy.run` or
-    `ipu.ipu_compiler.compile` and does nothing else.
+    Each stage gets what the one before it returned. Create the Keras layers, models and variables that the functions
+    use beforehand; they are updated. Call this directly, or in a function that does nothing else and that you give to
+    `strategy.run` or `ipu.ipu_compiler.compile`.
 
     Args:
         computational_stages: Two or more functions.
-        gradient_accumulation_count: Micro-batches per update, or per run where nothing is trained.
-        gradient_accumulation_dtype: The dtype to add gradients up in; None for that of each weight.
-        gradient_accumulation_for_captured_grads: Accepted for scripts that give it.
-        repeat_count: Updates in the program.
-        batch_serialization_iterations: Must be 1: micro-batches are not cut further here.
+        gradient_accumulation_count: Micro-batches per update, or per run if nothing is trained.
+        gradient_accumulation_dtype: The dtype of accumulated gradients; None for that of each weight.
+        gradient_accumulation_for_captured_grads: Ignored.
+        repeat_count: How many updates the program makes.
+        batch_serialization_iterations: Must be 1: micro-batches are not split further here.
         inputs: The first arguments of the first stage, the same for all micro-batches.
-        infeed_queue: Gives the further arguments of the first stage; an element that is a dict gives named ones.
-        outfeed_queue: Takes the outputs of the last stage for each micro-batch.
-        optimizer_function: Makes an `OptimizerFunctionOutput` from the last stage's outputs; with it, they are trained.
+        infeed_queue: Delivers the other arguments of the first stage; a dict becomes keyword arguments.
+        outfeed_queue: Receives the outputs of the last stage for each micro-batch.
+        optimizer_function: Turns the outputs of the last stage into an `OptimizerFunctionOutput`. Without it, nothing
+            is trained.
         device_mapping: The device of each stage; by default each has its own.
         pipeline_schedule: A `PipelineSchedule`, its name, or a schedule of your own.
-        recomputation_mode: See `RecomputationMode`; takes effect where `IPUConfig.allow_recompute` is on.
-        forward_propagation_stages_poplar_options: Without effect.
-        backward_propagation_stages_poplar_options: Without effect.
-        weight_update_poplar_options: Without effect.
-        offload_weight_update_variables: Without effect.
-        replicated_optimizer_state_sharding: Each replica keeps and updates its share of the optimizer's state.
-        offload_activations: Without effect.
-        offload_gradient_accumulation_buffers: Without effect.
-        replicated_weight_sharding: Without effect.
-        offload_weights: Without effect.
+        recomputation_mode: See `RecomputationMode`. Takes effect if `IPUConfig.allow_recompute` is on.
+        forward_propagation_stages_poplar_options: Has no effect.
+        backward_propagation_stages_poplar_options: Has no effect.
+        weight_update_poplar_options: Has no effect.
+        offload_weight_update_variables: Has no effect.
+        replicated_optimizer_state_sharding: Whether each replica keeps only its share of the optimizer's state.
+        offload_activations: Has no effect.
+        offload_gradient_accumulation_buffers: Has no effect.
+        replicated_weight_sharding: Has no effect.
+        offload_weights: Has no effect.
         continuous_weight_updates: Must be False.
-        outfeed_loss: Whether the loss is enqueued instead of the outputs.
-        accumulate_outfeed: Whether the sum over the micro-batches of an update is enqueued, once.
+        outfeed_loss: Whether to enqueue the loss instead of the outputs.
+        accumulate_outfeed: Whether to enqueue one sum over the micro-batches of an update instead of all results.
         accumulate_outfeed_dtype: The dtype of that sum.
-        outfeed_mask: For each output, True where it is not to be enqueued.
-        reduction_method: How gradients of micro-batches become one: sum, mean or running_mean.
-        name: Accepted for scripts that give it.
+        outfeed_mask: For each output, True if it should not be enqueued.
+        reduction_method: How the gradients of micro-batches are combined: sum, mean or running_mean.
+        name: Ignored.
     """
     given = locals()
     if current() is not None:
@@ -131,7 +132,7 @@ def _run(request: Request, count: int, inputs: Sequence[Any], infeed: IPUInfeedQ
 
 
 def _element(element: tuple[Tree, ...]) -> tuple[Sequence[Any], Tree]:
-    """The inputs of the whole run, and the data. There is a number besides, so that an element is never empty."""
+    """The inputs of the whole run, and the data. The number in front only makes sure that no element is empty."""
     _, inputs, data = element
     return inputs, data
 
@@ -151,17 +152,17 @@ def _results(
     mask: Sequence[bool] | None,
     accumulate: bool,
 ) -> Callable[[list[Any], Any, Tree], Tree]:
-    """What leaves the last stage for each micro-batch."""
+    """A function that chooses what leaves the last stage for each micro-batch."""
     validate.instance("infeed_queue", infeed, IPUInfeedQueue, optional=True)
     validate.instance("outfeed_queue", outfeed, IPUOutfeedQueue, optional=True)
     if outfeed_loss and mask is not None:
-        raise ValueError("`outfeed_loss` and `outfeed_mask` exclude each other. Give one of them.")
+        raise ValueError("`outfeed_loss` and `outfeed_mask` cannot be combined. Give one of them.")
     if (outfeed_loss or mask is not None) and not training:
         raise ValueError("`outfeed_loss` and `outfeed_mask` need an `optimizer_function`. Give one, or leave them out.")
     if (outfeed_loss or accumulate) and outfeed is None:
         raise ValueError("`outfeed_loss` and `accumulate_outfeed` need an `outfeed_queue`. Give one.")
     if accumulate and outfeed is not None and outfeed.outfeed_mode is not IPUOutfeedMode.ALL:
-        raise ValueError("`accumulate_outfeed` needs an outfeed queue of mode ALL. Make one.")
+        raise ValueError("`accumulate_outfeed` needs an outfeed queue in mode ALL. Create one.")
 
     def results(outputs: list[Tree], loss: Array | None, _data: Tree) -> Tree:
         if outfeed_loss:
@@ -171,7 +172,7 @@ def _results(
         shown = [o for o, hidden in zip(outputs, mask or [False] * len(outputs), strict=True) if not hidden]
         if shown and outfeed is None and not training:
             raise ValueError(
-                f"The last stage has {len(shown)} outputs, but there is no `outfeed_queue` to take them. Give one."
+                f"The last stage has {len(shown)} outputs, but there is no `outfeed_queue` for them. Give one."
             )
         if outfeed is None:
             return ()

@@ -1,4 +1,4 @@
-"""Collective operators by name: how the values of several replicas or shards become one."""
+"""Collective operators by name: how the values of several replicas or shards are combined."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ NAMES = (*_NUMERIC, *_LOGICAL, LOCAL)
 
 
 def check(op: str, dtype: np.dtype[Any]) -> None:
-    """Whether `op` is an operator, and one for values of `dtype`."""
+    """Raise unless `op` is an operator for values of `dtype`."""
     validate.choice("op", op, NAMES)
     if op != LOCAL and (op in _LOGICAL) != (dtype == jnp.bool_):
         wanted = "booleans" if op in _LOGICAL else "numbers"
-        raise ValueError(f"`op` is {op!r}, which takes {wanted}, but the values are {dtype}. Cast them before.")
+        raise ValueError(f"`op` is {op!r}, which takes {wanted}, but the values are {dtype}. Cast them first.")
 
 
 def reduce(op: str, values: Array) -> Any:
-    """The rows of `values` reduced to one, in their dtype."""
+    """The rows of `values` reduced to one row of the same dtype."""
     result = {**_NUMERIC, **_LOGICAL}[op](values, axis=0)
     return result.astype(values.dtype)

@@ -1,8 +1,8 @@
-"""The replicas of a program as the code inside it sees them.
+"""The replicas of a program, as seen from inside it.
 
 The engine runs a model on several replicas under the mesh axis "replica", and on one replica without any axis. Outside
-of programs there is one replica too, except that Keras infers the shapes of a layer's outputs before any program is
-there ([Note: shapes before programs]).
+of programs there is one replica too. However, Keras infers the shapes of a layer's outputs before there is a program
+([Note: shapes before programs]).
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ def count() -> int:
     """The number of replicas of the program that is being traced; 1 outside of programs."""
     try:
         return int(lax.axis_size(REPLICA_AXIS))
-    except NameError:  # how JAX says that no axis of this name is there
+    except NameError:  # JAX has no axis of this name
         return 1
 
 
 def stated_count(replication_factor: int) -> int:
-    """The number of replicas that the caller states, checked against the real one."""
+    """The number of replicas that the caller gave, checked against the actual number."""
     stated, actual = validate.count("replication_factor", replication_factor), count()
     if stated != actual and not (actual == 1 and infers_shapes()):
         raise ValueError(
             f"`replication_factor` is {stated}, but the number of replicas here is {actual}. Give the number of "
-            "replicas that the model runs on: that of the configured devices, or 1 outside of a strategy's programs."
+            "replicas that the model runs on, or 1 outside of a strategy's programs."
         )
     return stated
 
 
 def groups(size: int | None) -> list[list[int]] | None:
-    """The groups of `size` consecutive replicas each; None when all replicas are one group."""
+    """Groups of `size` consecutive replicas; None if all replicas form one group."""
     size, actual = validate.count("replica_group_size", size, optional=True), count()
     if size is None or size == actual or (actual == 1 and infers_shapes()):
         return None
     if actual % size:
         raise ValueError(
-            f"`replica_group_size` is {size}, but the number of replicas here is {actual}, which does not split into "
-            "such groups. Give a divisor of it, or None for one group of all replicas."
+            f"`replica_group_size` is {size}, but the number of replicas here is {actual}, which is not a multiple of "
+            "it. Give a divisor of the number of replicas, or None for a single group."
         )
     return [list(range(first, first + size)) for first in range(0, actual, size)]
 
@@ -63,20 +63,20 @@ def dimension(name: str, value: int, x: Array) -> int:
 def infers_shapes() -> bool:
     """Whether Keras runs a layer only to learn the shapes of its outputs.
 
-    [Note: shapes before programs] Keras does so when a model is made or built, which is before a program with replicas
-    exists. Operations then trust the stated number of replicas and give zeros of the right shape.
+    [Note: shapes before programs] Keras does so when a model is created or built, before there is a program with
+    replicas. Operations then trust the number of replicas they are given and return zeros of the right shape.
     """
     with keras.SymbolicScope() as probe:
         return probe.original_scope is not None
 
 
 def tensors(tree: Tree) -> Tree:
-    """The tree with arrays for leaves."""
+    """The tree with arrays as leaves."""
     return jax.tree.map(_tensor, tree)
 
 
 def each(x: Tree, one: Callable[[Array], Array]) -> Tree:
-    """`one` of every array in `x`; a list gives a list, but a list of one array gives an array."""
+    """`one` of every array in `x`. A list gives a list, except that a list of one array gives an array."""
     if not isinstance(x, list | tuple):
         return jax.tree.map(one, tensors(x))
     results = [jax.tree.map(one, tensors(element)) for element in x]

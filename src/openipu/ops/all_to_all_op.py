@@ -1,4 +1,4 @@
-"""Values exchanged between replicas."""
+"""Exchange values between replicas."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["all_gather", "all_to_all"]
 def all_to_all(
     x: Array, split_dimension: int, concat_dimension: int, replication_factor: int, name: str | None = None
 ) -> Any:
-    """The parts that all replicas cut for this one, joined along `concat_dimension`.
+    """The parts that all replicas send to this one, joined along `concat_dimension`.
 
-    Every replica cuts its `x` along `split_dimension` into one part per replica and sends part i to replica i.
+    Every replica splits its `x` along `split_dimension` into one part per replica, and sends part i to replica i.
 
     Args:
-        x: An array whose `split_dimension` is a multiple of the number of replicas.
-        split_dimension: The dimension that is cut.
-        concat_dimension: The dimension along which the parts are joined, in the order of replicas.
+        x: An array whose length along `split_dimension` is a multiple of the number of replicas.
+        split_dimension: The dimension that is split.
+        concat_dimension: The dimension along which the parts are joined, in the order of the replicas.
         replication_factor: The number of replicas.
         name: A name for the operation in profiles.
     """
@@ -51,7 +51,7 @@ def all_to_all(
 
 
 def all_gather(x: Tree, replication_factor: int, name: str | None = None) -> Tree:
-    """The values of `x` on all replicas, stacked in front: shape [replication_factor, ...].
+    """The values of `x` on all replicas, stacked along a new first axis: shape [replication_factor, ...].
 
     Args:
         x: An array, or a list of arrays, which gives a list. A list of one array gives an array.

@@ -14,14 +14,14 @@ __all__ = ["assume_equal_across_replicas", "cross_replica_mean", "cross_replica_
 
 
 def cross_replica_sum(x: Tree, replica_group_size: int | None = None, name: str | None = None) -> Tree:
-    """The sum of `x` over all replicas, or over the group of consecutive replicas that this one is in.
+    """The sum of `x` over all replicas, or over this replica's group.
 
-    The gradient is the sum of the gradients in the same group: that of the sum of all replicas' losses.
+    The gradient is the sum of the gradients in the same group, as for the sum of all replicas' losses.
 
     Args:
         x: An array or any tree of arrays.
-        replica_group_size: Replicas per group: with 2, replicas 0 and 1 are a group, 2 and 3 the next. Must divide the
-            number of replicas. None: all replicas.
+        replica_group_size: Replicas per group: with 2, replicas 0 and 1 are a group, 2 and 3 the next. It must divide
+            the number of replicas. None for a single group.
         name: A name for the operation in profiles.
     """
     groups = _replicas.groups(replica_group_size)
@@ -31,9 +31,9 @@ def cross_replica_sum(x: Tree, replica_group_size: int | None = None, name: str 
 
 
 def cross_replica_mean(x: Tree, replica_group_size: int | None = None, name: str | None = None) -> Tree:
-    """The mean of `x` over all replicas, or over the group of consecutive replicas that this one is in.
+    """The mean of `x` over all replicas, or over this replica's group.
 
-    The arguments are those of `cross_replica_sum`. Means of integers are floats.
+    The arguments are as in `cross_replica_sum`. Means of integers are floats.
     """
     groups = _replicas.groups(replica_group_size)
     with jax.named_scope(name or "cross_replica_mean"):
@@ -42,10 +42,9 @@ def cross_replica_mean(x: Tree, replica_group_size: int | None = None, name: str
 
 
 def assume_equal_across_replicas(tensors: Tree, inplace: bool = False) -> Tree:
-    """`tensors` as they are, stated to be the same on all replicas.
+    """`tensors`, unchanged.
 
-    Programs here need no such statement, so this only keeps scripts running. `inplace` asks for no copy; arrays cannot
-    be changed in place, so there never is one.
+    The original needs to be told that values are equal on all replicas; programs here do not. `inplace` is ignored.
     """
     del inplace
     return _replicas.tensors(tensors)

@@ -1,4 +1,4 @@
-"""Pipelines: schedules by name, what the backward pass computes again, and options of stages."""
+"""Pipelines: schedules, recomputation, options of stages, and `pipeline` itself."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ __all__ = [
 
 
 def recomputation_checkpoint(tensors: Tree, name: str | None = None) -> Tree:
-    """The same tensors, marked to be kept: the backward pass computes from them instead of from the stage's inputs.
+    """The same tensors, marked to be kept: the backward pass recomputes from them, not from the stage's inputs.
 
-    It matters where `IPUConfig.allow_recompute` is on and the mode is `RecomputeAndBackpropagateInterleaved`; elsewhere
-    it changes nothing.
+    This matters only if `IPUConfig.allow_recompute` is on and the mode is `RecomputeAndBackpropagateInterleaved`.
 
     Args:
-        tensors: A tensor or a structure of them, symbolic ones too.
+        tensors: A tensor or a structure of tensors; they can be symbolic.
         name: A name for the operation.
     """
     return RecomputationCheckpoint(name=name)(tensors)
@@ -44,14 +43,14 @@ def recomputation_checkpoint(tensors: Tree, name: str | None = None) -> Tree:
 
 @keras.saving.register_keras_serializable("openipu")
 class RecomputationCheckpoint(keras.Operation):
-    """The operation behind `recomputation_checkpoint`, so that it can be part of a Functional model."""
+    """The operation behind `recomputation_checkpoint`, for use in Functional models."""
 
     def call(self, tensors: Tree) -> Tree:
-        """Mark values."""
+        """Mark the tensors."""
         return keras.tree.map_structure(_marked, tensors)
 
     def compute_output_spec(self, tensors: Tree) -> Tree:
-        """As the tensors themselves."""
+        """The same as for the tensors themselves."""
         return keras.tree.map_structure(lambda t: keras.KerasTensor(t.shape, t.dtype, sparse=t.sparse), tensors)
 
 

@@ -1,4 +1,4 @@
-"""A reduction over replicas of which each replica keeps its part."""
+"""A reduction over replicas, of which each replica keeps one part."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["reduce_scatter"]
 
 
 def reduce_scatter(x: Tree, replication_factor: int, op: str = _reductions.ADD, name: str | None = None) -> Tree:
-    """This replica's part of `x` reduced over all replicas: ceil(n / replicas) of n values, padded with zeros.
+    """This replica's part of `x` after a reduction over all replicas: ceil(n / replicas) of the n values.
 
-    Replica 0 has the first part, replica 1 the next, and so on.
+    Replica 0 gets the first part, replica 1 the next, and so on; the last part is padded with zeros.
 
     Args:
         x: A vector, or a list of them, which gives a list. A list of one vector gives a vector.
@@ -33,7 +33,7 @@ def reduce_scatter(x: Tree, replication_factor: int, op: str = _reductions.ADD, 
     def one(x: Array) -> Any:
         _reductions.check(op, x.dtype)
         if x.ndim != 1:
-            raise ValueError(f"A reduction is scattered over vectors, but a tensor has shape {x.shape}. Flatten it.")
+            raise ValueError(f"`reduce_scatter` takes vectors, but a tensor has shape {x.shape}. Flatten it.")
         part = -(-x.shape[0] // count)
         if count > 1 and _replicas.count() == 1:  # [Note: shapes before programs]
             return jnp.zeros(part, x.dtype)
@@ -45,7 +45,7 @@ def reduce_scatter(x: Tree, replication_factor: int, op: str = _reductions.ADD, 
 
 
 def _reduced_part(op: str, parts: Array) -> Any:
-    """The row of `parts` that belongs to this replica, reduced over replicas."""
+    """This replica's row of `parts`, reduced over replicas."""
     alone = parts.shape[0] == 1
     if op == _reductions.LOCAL:
         return parts[0] if alone else parts[lax.axis_index(REPLICA_AXIS)]

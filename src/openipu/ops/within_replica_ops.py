@@ -1,7 +1,7 @@
-"""Collective operations on the shards of one replica, given as a list in the order of shards.
+"""Collective operations on the shards of one replica, given as a list.
 
-There is nothing to exchange here: one replica's shards are values of the same program, and XLA decides what moves. The
-results are those that devices working together would have.
+The shards of a replica are values of the same program, so nothing is exchanged explicitly; XLA decides what moves. The
+results are the same as if each shard were on its own device.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 
 
 def all_gather(input_shards: Sequence[Any], axis: int = 0) -> list[Any]:
-    """All shards joined along `axis`, once for each shard."""
+    """All shards joined along `axis`; a list with one copy per shard."""
     shards = _checked(input_shards)
     return [jnp.concatenate(shards, _replicas.dimension("axis", axis, shards[0]))] * len(shards)
 
 
 def all_reduce(input_shards: Sequence[Any], op: str) -> list[Any]:
-    """The shards reduced to one, once for each shard.
+    """The shards reduced to one; a list with one copy per shard.
 
     Args:
-        input_shards: Scalars, or vectors; shorter ones are padded with zeros to the longest.
+        input_shards: Scalars or vectors. Shorter vectors are padded with zeros to the length of the longest.
         op: One of the operators of `reduce_scatter_op.reduce_scatter`.
     """
     rows = _rows(input_shards, op)
@@ -38,12 +38,12 @@ def all_reduce(input_shards: Sequence[Any], op: str) -> list[Any]:
 
 
 def reduce_scatter(input_shards: Sequence[Any], op: str) -> list[Any]:
-    """The shards reduced to one, cut into equal parts, one for each shard; the end is padded with zeros.
+    """The shards reduced to one and split into equal parts, one per shard; the last part is padded with zeros.
 
-    Shard i gets part i. (The original's parts are rotated by some shards; these are not.)
+    Shard i gets part i. (The original rotates the parts by some shards.)
 
     Args:
-        input_shards: Scalars, or vectors; shorter ones are padded with zeros to the longest.
+        input_shards: Scalars or vectors. Shorter vectors are padded with zeros to the length of the longest.
         op: One of the operators of `reduce_scatter_op.reduce_scatter`.
     """
     rows = _rows(input_shards, op)
@@ -60,7 +60,9 @@ def _rows(input_shards: Sequence[Any], op: str) -> Any:
     shards = _checked(input_shards)
     _reductions.check(op, shards[0].dtype)
     if shards[0].ndim > 1:
-        raise ValueError(f"Shards are reduced as scalars or vectors, but these have {shards[0].ndim} dimensions.")
+        raise ValueError(
+            f"Shards must be scalars or vectors, but these have {shards[0].ndim} dimensions. Flatten them."
+        )
     shards = [jnp.reshape(s, -1) for s in shards]
     longest = max(s.size for s in shards)
     return jnp.stack([jnp.pad(s, (0, longest - s.size)) for s in shards])
@@ -70,9 +72,9 @@ def _checked(input_shards: Sequence[Any]) -> list[Any]:
     if not isinstance(input_shards, list | tuple) or not input_shards:
         raise ValueError(f"`input_shards` is {input_shards!r}. Give a list with one tensor per shard.")
     if len({id(shard) for shard in input_shards}) < len(input_shards):
-        raise ValueError(f"One tensor stands for several of the {len(input_shards)} shards. Give one for each.")
+        raise ValueError(f"The same tensor is given for several of the {len(input_shards)} shards. Give one for each.")
     shards = [_replicas.tensors(shard) for shard in input_shards]
     for what, found in (("dtypes", {str(s.dtype) for s in shards}), ("ranks", {s.ndim for s in shards})):
         if len(found) > 1:
-            raise ValueError(f"The shards have different {what}: {sorted(found)}. Give them all the same.")
+            raise ValueError(f"The shards have different {what}: {sorted(found)}. They must be the same.")
     return shards

@@ -1,6 +1,6 @@
-"""Optimizers around optimizers: they say how gradients become the one gradient that the inner optimizer applies.
+"""Optimizers that wrap others: they decide how gradients are combined before the inner optimizer applies them.
 
-Give them to `model.compile`, around any Keras optimizer and around each other.
+Pass them to `model.compile`. They can wrap any Keras optimizer, and each other.
 """
 
 from openipu.engine.core.wrapped_optimizer import IpuOptimizer

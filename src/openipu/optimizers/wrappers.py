@@ -1,4 +1,4 @@
-"""The wrappers that users name."""
+"""The public wrappers around optimizers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _registered = keras.saving.register_keras_serializable(package="openipu")
 
 @_registered
 class CrossReplicaOptimizer(IpuOptimizer):
-    """Applies the mean of the gradients of all replicas, instead of their sum.
+    """Applies the mean of the gradients of all replicas instead of their sum.
 
-    With one replica, and for models made outside a strategy's scope, this is the inner optimizer.
+    With one replica, and for models created outside a strategy's scope, it does the same as the inner optimizer.
 
     Args:
         opt: Any Keras optimizer: an instance, a name, or a config.
@@ -36,31 +36,31 @@ class CrossReplicaOptimizer(IpuOptimizer):
 
     @property
     def declared(self) -> Declared:
-        """The mean over replicas."""
+        """Says that gradients are averaged over replicas."""
         return super().declared | Declared(replica_reduction="mean")
 
     def prepare(self, gradients: Sequence[Any], weights: Sequence[Any], scale: Array | float) -> list[Any]:
-        """The mean over replicas."""
+        """The gradients, averaged over replicas."""
         return super().prepare(cross_replica_mean(list(gradients)), weights, scale)
 
 
 @_registered
 class GradientAccumulationOptimizerV2(IpuOptimizer):
-    """Applies the gradients of `num_mini_batches` micro-batches at once.
+    """Applies the accumulated gradients of `num_mini_batches` micro-batches in one update.
 
-    The micro-batches run one after the other inside the program of a model that was made inside a strategy's scope;
-    `steps_per_execution` must be a multiple of their number. Each replica accumulates its own micro-batches, and then
-    gradients are reduced over replicas once per update.
+    The micro-batches run one after another inside the program of a model that was created in a strategy's scope;
+    `steps_per_execution` must be a multiple of their number. Each replica accumulates its own micro-batches; then the
+    gradients are reduced over replicas, once per update.
 
     Args:
         opt: Any Keras optimizer: an instance, a name, or a config.
         num_mini_batches: Micro-batches per update and replica.
-        offload_weight_update_variables: Whether the optimizer's state lives in the host's memory between updates. None:
-            decided by the engine.
+        offload_weight_update_variables: Whether the optimizer's state lives in host memory between updates; None leaves
+            it to the engine.
         replicated_optimizer_state_sharding: Whether each replica keeps only its share of the optimizer's state.
-        dtype: What gradients are added up in, or a function that gives it for a weight; None: the dtype of each
-            weight.
-        reduction_method: SUM, MEAN or RUNNING_MEAN, as a member of `GradientAccumulationReductionMethod` or by name.
+        dtype: The dtype of accumulated gradients, or a function that returns it for a weight; None for the dtype of
+            each weight.
+        reduction_method: SUM, MEAN or RUNNING_MEAN: a member of `GradientAccumulationReductionMethod` or its name.
         name: The name of this wrapper.
     """
 
@@ -83,7 +83,7 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
             if isinstance(inner, GradientAccumulationOptimizerV2):
                 raise ValueError(
                     f"An optimizer that accumulates {inner.accumulation.steps} micro-batches is inside one that "
-                    f"accumulates {steps}. Wrap it once, with the number that one update is to have."
+                    f"accumulates {steps}. Wrap the optimizer once, with the number of micro-batches per update."
                 )
         self.accumulation = Accumulation(steps, method, dtype_option(dtype))
         self.offload_weight_update_variables = validate.flag(
@@ -96,7 +96,7 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
 
     @property
     def declared(self) -> Declared:
-        """The micro-batches of an update, and where the state of the optimizer is to be."""
+        """Says how many micro-batches an update takes, and where the optimizer's state is kept."""
         own = Declared(
             self.accumulation,
             shard_state=self.replicated_optimizer_state_sharding,
@@ -105,21 +105,21 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
         return own | super().declared
 
     def prepare(self, gradients: Sequence[Any], weights: Sequence[Any], scale: Array | float) -> list[Any]:
-        """An error, unless there is nothing to accumulate: a single `apply` cannot wait for other micro-batches."""
+        """Raise unless there is nothing to accumulate: a single `apply` cannot wait for other micro-batches."""
         if self.accumulation.steps > 1:
             raise RuntimeError(
-                f"{self.name!r} accumulates {self.accumulation.steps} micro-batches per update, which happens inside "
-                "the program of a strategy, but gradients of one micro-batch were applied outside of it. Make the "
-                "model inside `strategy.scope()`, and without a `train_step` of its own."
+                f"{self.name!r} accumulates {self.accumulation.steps} micro-batches per update inside the program of a "
+                "strategy, but the gradients of one micro-batch were applied outside of such a program. Create the "
+                "model inside `strategy.scope()`, and without its own `train_step`."
             )
         return super().prepare(gradients, weights, scale)
 
     def get_config(self) -> dict[str, Any]:
-        """Everything that makes an equal optimizer."""
+        """Everything needed to create the same optimizer again."""
         if callable(self.accumulation.dtype):
             raise ValueError(
-                f"`dtype` of {self.name!r} is the function {self.accumulation.dtype!r}, which cannot be saved. Give a "
-                "dtype, or give the function to `model.set_gradient_accumulation_options`."
+                f"The `dtype` of {self.name!r} is the function {self.accumulation.dtype!r}, which cannot be saved. "
+                "Give a dtype, or pass the function to `model.set_gradient_accumulation_options`."
             )
         return {
             **super().get_config(),
@@ -135,7 +135,7 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
 class CrossReplicaGradientAccumulationOptimizerV2(GradientAccumulationOptimizerV2, CrossReplicaOptimizer):
     """Accumulates micro-batches on each replica, and applies the mean over replicas once per update.
 
-    The arguments are those of `GradientAccumulationOptimizerV2`.
+    The arguments are as for `GradientAccumulationOptimizerV2`.
     """
 
     def __init__(
@@ -161,12 +161,12 @@ class CrossReplicaGradientAccumulationOptimizerV2(GradientAccumulationOptimizerV
 
 @_registered
 class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
-    """The older name of `GradientAccumulationOptimizerV2`, which gives the sum over micro-batches.
+    """The older form of `GradientAccumulationOptimizerV2`, which always sums over micro-batches.
 
     Args:
         opt: Any Keras optimizer: an instance, a name, or a config.
         num_mini_batches: Micro-batches per update and replica.
-        verify_usage: Accepted; that executions are whole numbers of updates is always checked.
+        verify_usage: Has no effect: executions are always checked to be a whole number of updates.
         name: The name of this wrapper.
     """
 
@@ -181,7 +181,7 @@ class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
         self.verify_usage = validate.flag("verify_usage", verify_usage)
 
     def get_config(self) -> dict[str, Any]:
-        """Everything that makes an equal optimizer."""
+        """Everything needed to create the same optimizer again."""
         config = super().get_config()
         kept = {name: config[name] for name in ("opt", "num_mini_batches", "name")}
         return {**kept, "verify_usage": self.verify_usage}
@@ -189,9 +189,9 @@ class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
 
 @_registered
 class CrossReplicaGradientAccumulationOptimizer(GradientAccumulationOptimizer, CrossReplicaOptimizer):
-    """The older name of `CrossReplicaGradientAccumulationOptimizerV2`.
+    """The older form of `CrossReplicaGradientAccumulationOptimizerV2`.
 
-    The arguments are those of `GradientAccumulationOptimizer`.
+    The arguments are as for `GradientAccumulationOptimizer`.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class CrossReplicaGradientAccumulationOptimizer(GradientAccumulationOptimizer, C
 
 @_registered
 class ShardedOptimizer(IpuOptimizer):
-    """Updates each weight on the device that has it, which every optimizer does here: the inner optimizer.
+    """Updates each weight on its own device. All optimizers do so here, so it is the same as the inner optimizer.
 
     Args:
         optimizer: Any Keras optimizer: an instance, a name, or a config.
@@ -216,7 +216,7 @@ class ShardedOptimizer(IpuOptimizer):
         super().__init__(optimizer, name)
 
     def get_config(self) -> dict[str, Any]:
-        """Everything that makes an equal optimizer."""
+        """Everything needed to create the same optimizer again."""
         config = super().get_config()
         return {"optimizer": config["opt"], "name": config["name"]}
 
@@ -225,13 +225,13 @@ class ShardedOptimizer(IpuOptimizer):
 class MapGradientOptimizer(IpuOptimizer):
     """Applies `gradient_mapping_function(gradient, weight)` in place of each gradient.
 
-    The function sees the gradients of each micro-batch of each replica, before they are accumulated and reduced, and
-    before a scaled loss: a gradient is what it would be without mixed precision.
+    The function gets the gradients of each micro-batch on each replica, before they are accumulated and reduced. They
+    are not affected by loss scaling: the function gets the same gradients as without mixed precision.
 
     Args:
         wrapped_optimizer: Any Keras optimizer: an instance, a name, or a config.
-        gradient_mapping_function: Gives an array of the gradient's shape. To save the model, it must be a function
-            with a name; register it with `keras.saving.register_keras_serializable` to load it without more ado.
+        gradient_mapping_function: Returns an array of the gradient's shape. To save the model, it must be a function
+            with a name; register it with `keras.saving.register_keras_serializable` so that the model can be loaded.
         name: The name of this wrapper.
     """
 
@@ -260,7 +260,7 @@ class MapGradientOptimizer(IpuOptimizer):
         *,
         keep_overflow: bool = False,
     ) -> list[Any]:
-        """The mapped gradients, `scale` times too large before and after; with `keep_overflow`, inf and nan stay."""
+        """The mapped gradients, scaled by `scale` as `gradients` are; with `keep_overflow`, inf and nan stay."""
         return [
             None if g is None else self._map(g, w, scale, keep_overflow)
             for g, w in zip(gradients, weights, strict=True)
@@ -273,18 +273,18 @@ class MapGradientOptimizer(IpuOptimizer):
         )
         if new.shape != gradient.shape:
             raise ValueError(
-                f"The gradient mapping function of {self.name!r} gave shape {tuple(new.shape)} for a gradient of "
-                f"shape {tuple(gradient.shape)}. Give back one value for each."
+                f"The gradient mapping function of {self.name!r} returned shape {tuple(new.shape)} for a gradient of "
+                f"shape {tuple(gradient.shape)}. Return an array of the same shape."
             )
         new = (new * scale if scaled else new).astype(gradient.dtype)
         return jnp.where(jnp.isfinite(gradient), new, gradient) if keep_overflow else new
 
     def get_config(self) -> dict[str, Any]:
-        """Everything that makes an equal optimizer."""
+        """Everything needed to create the same optimizer again."""
         function = self.gradient_mapping_function
         if getattr(function, "__name__", "<lambda>") == "<lambda>":
             raise ValueError(
-                f"The gradient mapping function of {self.name!r} is {function!r}, which has no name to be saved by. "
+                f"The gradient mapping function of {self.name!r} is {function!r}, which has no name to save it under. "
                 "Define it with `def` and register it with `keras.saving.register_keras_serializable`."
             )
         return {

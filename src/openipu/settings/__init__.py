@@ -1,1 +1,1 @@
-"""The options of `IPUConfig` as values: their names, types, rules, and the frozen form that the engine reads."""
+"""The options of `IPUConfig`: their names, types and rules, and the frozen form that the engine reads."""

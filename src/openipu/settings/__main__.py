@@ -8,7 +8,7 @@ from .options import OPTIONS
 
 
 def table() -> str:
-    """Give the Markdown table of all options."""
+    """The Markdown table of all options."""
     return "\n".join(
         ["| option | type | default | what it does here |", "|---|---|---|---|", *map(_row, OPTIONS.values())]
     )
@@ -27,7 +27,7 @@ def _effect(option: Option) -> Iterator[str]:
         yield (
             "Sets "
             + ", ".join(f"`{name}` ({platform})" for platform, name in option.xla.items())
-            + "; elsewhere no effect."
+            + "; no effect elsewhere."
         )
     if option.deprecated:
         yield f"Deprecated: {option.deprecated}."

@@ -1,4 +1,4 @@
-"""Where compiled programs are kept between processes, and how much room they may take."""
+"""Where compiled programs are kept between processes, and how much space they may take."""
 
 import hashlib
 import os
@@ -13,17 +13,17 @@ UNLIMITED: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """A folder for compiled programs. Beyond `max_bytes` those that were not used for longest are deleted."""
+    """A folder for compiled programs. Beyond `max_bytes`, the least recently used ones are deleted."""
 
     folder: Path
     max_bytes: int = MAX_BYTES
 
 
 def choose(executable_cache_path: Path | None = None) -> Cache | None:
-    """Give the cache to use: the given folder, else what OPENIPU_CACHE says, else one in the user's cache folder.
+    """The cache to use: the given folder, else the one in OPENIPU_CACHE, else a folder in the user's cache folder.
 
-    None when OPENIPU_CACHE is "off". A folder given as --executable_cache_path keeps everything, as in the original:
-    it may hold programs that were compiled ahead on purpose.
+    None if OPENIPU_CACHE is "off". Nothing is deleted from a folder given by --executable_cache_path, as in the
+    original: it may hold programs that were compiled in advance.
     """
     if executable_cache_path is not None:
         return Cache(executable_cache_path, UNLIMITED)
@@ -37,7 +37,7 @@ def choose(executable_cache_path: Path | None = None) -> Cache | None:
 
 
 def _machine() -> str:
-    """Name this kind of processor: code compiled for one may crash on another that shares the home folder."""
+    """A name for this kind of processor: code compiled for one may crash on another with the same home folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         description = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")

@@ -1,4 +1,4 @@
-"""The values that options of IPUConfig choose from."""
+"""The enums that options of IPUConfig take their values from."""
 
 from enum import Enum
 
@@ -6,10 +6,10 @@ from enum import Enum
 class DeviceConnectionType(Enum):
     """When the devices are attached.
 
-    ALWAYS: by `configure_ipu_system`, so that a missing device is reported there.
-    ON_DEMAND: when a program first needs them.
-    PRE_COMPILE: programs are compiled into the executable cache and not run; their results are zeros.
-    NEVER: programs are compiled and never run.
+    ALWAYS: By `configure_ipu_system`, so that a missing device is reported there.
+    ON_DEMAND: When a program first needs them.
+    PRE_COMPILE: Programs are compiled into the executable cache but not run; their results are zeros.
+    NEVER: Programs are compiled but never run.
     """
 
     ALWAYS = 0
@@ -19,12 +19,12 @@ class DeviceConnectionType(Enum):
 
 
 class SelectionOrder(Enum):
-    """The order in which the chosen devices are laid out, as if they stood in two columns: 0 and 1, 2 and 3, ...
+    """The order in which devices are used, seen as a grid with two columns: 0 and 1, 2 and 3, ...
 
-    AUTO: left to OpenIPU, which takes ZIGZAG.
-    ZIGZAG: row by row, as XLA numbers them: 0, 1, 2, 3, 4, 5, 6, 7.
-    SNAKE: row by row, turning back at each end, so that successive devices are neighbours: 0, 1, 3, 2, 4, 5, 7, 6.
-    HOOF: up one column and down the other, so that first and last are neighbours too: 0, 2, 4, 6, 7, 5, 3, 1.
+    AUTO: OpenIPU decides; it takes ZIGZAG.
+    ZIGZAG: Row by row, as XLA numbers them: 0, 1, 2, 3, 4, 5, 6, 7.
+    SNAKE: Row by row in alternating directions, so that successive devices are neighbours: 0, 1, 3, 2, 4, 5, 7, 6.
+    HOOF: Down one column and up the other, so that the first and last are neighbours too: 0, 2, 4, 6, 7, 5, 3, 1.
     """
 
     AUTO = 0
@@ -34,7 +34,7 @@ class SelectionOrder(Enum):
 
 
 class StochasticRoundingBehaviour(Enum):
-    """Where float16 results are rounded up or down at random instead of to the nearest."""
+    """Where float16 results are rounded up or down at random instead of to the nearest value."""
 
     OFF = 0
     ON = 1
@@ -42,12 +42,12 @@ class StochasticRoundingBehaviour(Enum):
 
     @classmethod
     def from_bool(cls, value: bool) -> "StochasticRoundingBehaviour":
-        """Give ON for True and OFF for False."""
+        """ON for True and OFF for False."""
         return cls.ON if value else cls.OFF
 
 
 class MergeRemoteBuffersBehaviour(Enum):
-    """Whether buffers of the same shape in the memory beside the device become one."""
+    """Whether buffers of the same shape in remote memory are merged."""
 
     NO_MERGING = 0
     MERGE = 1
@@ -65,7 +65,7 @@ class SchedulingAlgorithm(Enum):
 
 
 class ExecutionProfileType(Enum):
-    """How finely a run is profiled. No option uses it; scripts written for older releases import it."""
+    """How detailed a profile is. No option uses it; scripts written for older releases import it."""
 
     NO_PROFILE = 0
     DEVICE_PROFILE = 1

@@ -1,7 +1,7 @@
-"""What the environment variables of the original ask for.
+"""The environment variables of the original.
 
 TF_POPLAR_FLAGS holds flags (`--name` or `--name=value`, separated by spaces), POPLAR_ENGINE_OPTIONS a JSON object of
-strings. What cannot mean anything here is reported with its reason; what does not exist is an error.
+strings. Flags that have no effect here are reported with the reason; flags that do not exist are errors.
 """
 
 import difflib
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 _FEED: Final = "data always comes from the given dataset"
-_DEVICE: Final = "an XLA device is there at once or not at all"
-_THREADS: Final = "XLA and the feed choose their threads"
-_COMPILER: Final = "it belongs to the original compiler"
+_DEVICE: Final = "XLA devices never have to be waited for"
+_THREADS: Final = "XLA and the feeds choose their own threads"
+_COMPILER: Final = "it is for the original compiler"
 
 FLAGS: Final[dict[str, str | None]] = {
     "executable_cache_path": None,
@@ -43,7 +43,7 @@ FLAGS: Final[dict[str, str | None]] = {
     "use_synthetic_data": _FEED,
     "while_loop_brute_force_max_trip_count": _COMPILER,
 }
-"""All flags; None where the flag takes effect, else why it does not."""
+"""All flags: None if a flag takes effect, else the reason why it does not."""
 
 _OTHER_VARIABLES: Final = {
     "POPLAR_RUNTIME_OPTIONS": _COMPILER,
@@ -54,7 +54,7 @@ _OTHER_VARIABLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What the environment asks for; `without_effect` says what it asks for in vain, and why."""
+    """What the environment asks for. `without_effect` holds settings that have no effect, and the reasons."""
 
     use_ipu_model: bool
     use_on_demand: bool
@@ -67,19 +67,19 @@ def environment() -> Environment:
     """Read the environment variables as they are now."""
     flags = _flags(os.environ.get("TF_POPLAR_FLAGS", ""))
     cache = flags.get("executable_cache_path")
-    vain = {f"--{flag}": why for flag in flags if (why := FLAGS[flag]) is not None}
-    vain |= {variable: why for variable, why in _OTHER_VARIABLES.items() if os.environ.get(variable)}
+    no_effect = {f"--{flag}": why for flag in flags if (why := FLAGS[flag]) is not None}
+    no_effect |= {variable: why for variable, why in _OTHER_VARIABLES.items() if os.environ.get(variable)}
     return Environment(
         use_ipu_model=_truth("use_ipu_model", flags),
         use_on_demand=_truth("use_on_demand", flags),
         executable_cache=Path(cache).expanduser() if cache is not None else None,
         engine_options=_engine_options(os.environ.get("POPLAR_ENGINE_OPTIONS", "")),
-        without_effect=vain,
+        without_effect=no_effect,
     )
 
 
 def running_on_ipu_model() -> bool:
-    """Say whether TF_POPLAR_FLAGS asks for the simulator: here, programs then run on (virtual) CPU devices."""
+    """Whether TF_POPLAR_FLAGS asks for the simulator: programs then run on (virtual) CPU devices."""
     return environment().use_ipu_model
 
 
@@ -93,7 +93,9 @@ def _flags(text: str) -> dict[str, str]:
             raise ValueError(f"{word!r} in TF_POPLAR_FLAGS is not a flag. {hint}")
         flags[name] = value if separator else "true"
         if name == "executable_cache_path" and not (separator and value):
-            raise ValueError(f"{word!r} in TF_POPLAR_FLAGS names no folder. Write --executable_cache_path=FOLDER.")
+            raise ValueError(
+                f"{word!r} in TF_POPLAR_FLAGS does not name a folder. Write --executable_cache_path=FOLDER."
+            )
     return flags
 
 

@@ -1,4 +1,4 @@
-"""Settings: a checked, frozen configuration, the form in which the engine sees an `IPUConfig`."""
+"""Settings: a checked, frozen configuration, as the engine sees it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +11,16 @@ from .rules import as_list, check
 from .tree import OptionTree
 
 Request = int | tuple[int, ...]
-"""What one system asks for: that many devices, or the devices with these indices."""
+"""What one system asks for: a number of devices, or the devices with these indices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a configuration means here. Two configurations that differ only in options without effect give equal ones.
+    """What a configuration means here. Configurations that differ only in options without effect give equal settings.
 
     `requests` holds one entry per system: `devices.system(1)` gives the devices of the second.
-    `compiler_options` are what the user asks of XLA by name, and `by_platform` are options (name, value) that set
-    an XLA option on some platforms only; `System.compiler_options` joins the two for the platform that was found.
+    `compiler_options` are XLA options that the user sets by name. `by_platform` are options (name, value) that set an
+    XLA option on some platforms only; `System.compiler_options` combines both for the platform that was found.
     """
 
     requests: tuple[Request, ...] = (1,)
@@ -36,14 +36,14 @@ class Settings:
 
     @property
     def device_count(self) -> int:
-        """How many devices must exist for all systems together."""
+        """How many devices all systems need together."""
         counts = [request for request in self.requests if isinstance(request, int)]
         indices = [index for request in self.requests if isinstance(request, tuple) for index in request]
         return max(sum(counts), 1 + max(indices, default=0))
 
 
 def freeze(config: OptionTree, env: Environment | None = None) -> Settings:
-    """Check `config` and give what it means; raise ValueError for the first rule that it breaks."""
+    """Check `config` and return its meaning. Raise ValueError for the first rule that it breaks."""
     env = env or environment()
     check(config, env)
     connection = config.device_connection.type
@@ -65,7 +65,7 @@ def freeze(config: OptionTree, env: Environment | None = None) -> Settings:
 
 
 def without_effect(config: OptionTree, env: Environment | None = None) -> dict[str, str]:
-    """Give what `config` and the environment ask for in vain on any hardware, and why."""
+    """What `config` and the environment set without effect on any hardware, and why."""
     env = env or environment()
     options = {name: why for name in _changed(config) if (why := OPTIONS[name].no_effect) is not None}
     poplar = {name: "not an XLA option" for name, _ in _engine_options(config, env) if not _is_xla(name)}
@@ -90,5 +90,5 @@ def _is_xla(name: str) -> bool:
 
 
 def _xla(value: str) -> str:
-    """XLA reads "True" and "False" only, while the options of the original are written in small letters."""
+    """The value for XLA, which reads only "True" and "False"; options of the original are in lower case."""
     return value.capitalize() if value.lower() in ("true", "false") else value

@@ -1,4 +1,4 @@
-"""Option: everything known about one option of IPUConfig, and the strict type check its values must pass."""
+"""Option: everything known about one option of IPUConfig, and the strict type check of its values."""
 
 import types
 import typing
@@ -13,11 +13,11 @@ Type = Any
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: its full dotted name, the type and the default of its values, and what it does here.
+    """One option: its full dotted name, its type and default, and what it does here.
 
-    `no_effect` says why the option changes nothing on XLA hardware; None means that it takes effect.
+    `no_effect` says why the option has no effect on XLA hardware; None means that it takes effect.
     `xla` names the XLA compiler option that it sets, by platform; on other platforms it has no effect.
-    `minimum` is the smallest value that can be configured.
+    `minimum` is the smallest value allowed.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Option:
 
 
 def type_name(expected: Type) -> str:
-    """Write a type expression the way a user reads it: "int, list[int] or tuple[int, ...]"."""
+    """A type expression in readable form: "int, list[int] or tuple[int, ...]"."""
     if isinstance(expected, types.UnionType):
         *first, last = [type_name(part) for part in typing.get_args(expected)]
         return f"{', '.join(first)} or {last}"

@@ -1,4 +1,4 @@
-"""The rules that a configuration must keep, checked when it is configured."""
+"""The rules that a configuration must follow, checked when it is applied."""
 
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,7 @@ Selection = int | list[int] | tuple[int, ...]
 
 
 def check(config: OptionTree, environment: Environment) -> None:
-    """Raise ValueError, with the numbers and the remedy, for the first rule that is broken."""
+    """Raise ValueError for the first broken rule, with the numbers and the remedy."""
     _check_values(config)
     _check_selection(config, environment)
     _check_connection(config, environment)
@@ -28,10 +28,10 @@ def check(config: OptionTree, environment: Environment) -> None:
 def _check_values(config: OptionTree) -> None:
     for name, option in OPTIONS.items():
         value = config._values[name]
-        option.check_type(value)  # again, because a list or dict may have been changed in place since it was set
+        option.check_type(value)  # again, because a list or dict may have been changed in place
         if option.minimum is not None and value < option.minimum:
             raise ValueError(
-                f"{name} is {value} but must be at least {option.minimum}. Its default is {option.default}."
+                f"{name} is {value}, but it must be at least {option.minimum}. The default is {option.default}."
             )
 
 
@@ -40,25 +40,27 @@ def _check_selection(config: OptionTree, environment: Environment) -> None:
     if counts and systems:
         raise ValueError(
             f"auto_select_ipus is {config.auto_select_ipus} and select_ipus is {config.select_ipus}, but only one of "
-            "them can be set. Give the number of devices to auto_select_ipus or their indices to select_ipus."
+            "them can be set. Set auto_select_ipus to the number of devices, or select_ipus to their indices."
         )
     for count in counts:
         if count < 1:
             raise ValueError(f"auto_select_ipus asks for {count} devices. Ask for at least 1 per system.")
     indices = [index for system in systems for index in as_list(system)]
     if len(set(indices)) < len(indices):
-        raise ValueError(f"All indices in select_ipus must be unique, but it is {config.select_ipus}. Name each once.")
+        raise ValueError(
+            f"All indices in select_ipus must be unique, but it is {config.select_ipus}. Name each device once."
+        )
     for index in indices:
         if index < 0:
             raise ValueError(f"select_ipus names device {index}. Devices are numbered from 0.")
     if any(as_list(system) == [] for system in systems):
         raise ValueError(
-            f"select_ipus is {config.select_ipus}, with a system of no devices. Name at least one for each."
+            f"select_ipus is {config.select_ipus}, where one system has no devices. Name at least one for each system."
         )
     if indices and environment.use_ipu_model:
         raise ValueError(
             f"select_ipus is {config.select_ipus}, but --use_ipu_model in TF_POPLAR_FLAGS runs programs on virtual "
-            "devices, which cannot be told apart. Use auto_select_ipus."
+            "devices, which are all alike. Use auto_select_ipus."
         )
 
 
@@ -69,12 +71,12 @@ def _check_connection(config: OptionTree, environment: Environment) -> None:
     if connection in (DeviceConnectionType.PRE_COMPILE, DeviceConnectionType.NEVER) and not version:
         raise ValueError(
             f"device_connection.type is {connection.name}, which compiles without a device, but "
-            f"device_connection.version is not set. Use one of {', '.join(_VERSIONS)}."
+            f"device_connection.version is not set. Set it to one of {', '.join(_VERSIONS)}."
         )
     if connection is DeviceConnectionType.PRE_COMPILE and cache_folder.choose(environment.executable_cache) is None:
         raise ValueError(
             "device_connection.type is PRE_COMPILE, but the executable cache is off, so nothing would be kept. "
-            "Set TF_POPLAR_FLAGS=--executable_cache_path=FOLDER or remove OPENIPU_CACHE=off."
+            "Set TF_POPLAR_FLAGS=--executable_cache_path=FOLDER, or unset OPENIPU_CACHE."
         )
 
 
@@ -82,9 +84,11 @@ def _check_distribution(config: OptionTree, environment: Environment) -> None:
     name = "experimental.multi_replica_distribution"
     count, index = config._values[f"{name}.process_count"], config._values[f"{name}.process_index"]
     if count and environment.use_ipu_model:
-        raise ValueError(f"{name}.process_count is {count}, but --use_ipu_model runs one process. Set it to 0.")
+        raise ValueError(f"{name}.process_count is {count}, but --use_ipu_model runs a single process. Set it to 0.")
     if index >= max(count, 1):
-        raise ValueError(f"{name}.process_index is {index} of {count} processes. It must be less than process_count.")
+        raise ValueError(
+            f"{name}.process_index is {index}, but there are {count} processes. It must be less than process_count."
+        )
 
 
 def _check_io_tiles(config: OptionTree) -> None:
@@ -94,12 +98,12 @@ def _check_io_tiles(config: OptionTree) -> None:
             "io_tiles.place_ops_on_io_tiles is True, but io_tiles.num_io_tiles is 0. Set a number of tiles."
         )
     if not 0 < part <= 1:
-        raise ValueError(f"io_tiles.available_memory_proportion is {part}. It must be more than 0 and at most 1.")
+        raise ValueError(f"io_tiles.available_memory_proportion is {part}. It must be above 0 and at most 1.")
     group = config.norms.experimental.distributed_batch_norm_replica_group_size
     if group > 1 and tiles:
         raise ValueError(
             f"norms.experimental.distributed_batch_norm_replica_group_size is {group} and io_tiles.num_io_tiles is "
-            f"{tiles}, which do not go together. Set one of them to its default."
+            f"{tiles}, which cannot be combined. Set one of them to its default."
         )
 
 
@@ -116,5 +120,5 @@ def _check_folder(config: OptionTree) -> None:
 
 
 def as_list(selection: Selection) -> list[int]:
-    """Give a selection as a list: an int stands for a list of one."""
+    """A selection as a list; an int stands for a list of one."""
     return [selection] if isinstance(selection, int) else list(selection)

@@ -32,7 +32,7 @@ class AttributeMetadata:
         self._option.check_type(value)
 
     def warn_if_deprecated(self) -> None:
-        """Log a warning when the option is deprecated."""
+        """Log a warning if the option is deprecated."""
         if self.deprecated:
             logger.warning("%s has been deprecated: %s.", self.name, self.deprecated_msg)
 
@@ -49,8 +49,8 @@ class Category:
         object.__setattr__(self, "_prefix", prefix)
 
     def __getattr__(self, name: str) -> Any:
-        # No option starts with an underscore, but the protocols of copy, pickle and notebooks ask for such names and
-        # need to hear AttributeError.
+        # No option starts with an underscore, but copy, pickle and notebooks look up such names and expect an
+        # AttributeError.
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         full = self._prefix + name
@@ -99,7 +99,7 @@ class Category:
         return Category, (self._values, self._prefix)
 
     def get_attribute_metadata(self, attr: str) -> AttributeMetadata:
-        """Give what is known about an option, by its full name or by its name inside this category.
+        """What is known about an option, by its full name or its name inside this category.
 
         >>> OptionTree().get_attribute_metadata("optimizations.math.fast").default
         False
@@ -117,7 +117,7 @@ class Category:
 
 
 class OptionTree(Category):
-    """All options with their values. `openipu.config.IPUConfig` is this tree with the power to configure a process."""
+    """All options with their values. `openipu.config.IPUConfig` is this tree plus the method that applies it."""
 
     __slots__ = ()
 
@@ -125,30 +125,34 @@ class OptionTree(Category):
         super().__init__({name: copy.deepcopy(option.default) for name, option in OPTIONS.items()}, "")
 
     def to_dict(self) -> dict[str, Any]:
-        """Give all options by full name, in types that JSON has: enums as ints, tuples as lists."""
+        """All options by full name, in types that JSON has: enums as ints, tuples as lists."""
         return self._encoded()
 
     def from_dict(self, dct: Mapping[str, Any]) -> None:
-        """Take over what `to_dict` gave. Options that are missing keep their values, with a warning."""
+        """Set the options from the result of `to_dict`. Missing options keep their values, with a warning."""
         decoded = {name: _decode(name, value) for name, value in dct.items()}
         missing = [name for name in OPTIONS if name not in decoded]
         self._values.update(decoded)
         if missing:
-            logger.warning("Not in the given configuration, so left as they were: %s.", ", ".join(missing))
+            logger.warning(
+                "These options are missing in the given configuration and keep their values: %s.", ", ".join(missing)
+            )
 
     def to_json(self) -> str:
-        """Give all options as a JSON object."""
+        """All options as a JSON object."""
         return json.dumps(self.to_dict())
 
     def from_json(self, json_cfg: str) -> None:
-        """Take over what `to_json` gave."""
+        """Set the options from the result of `to_json`."""
         loaded = json.loads(json_cfg)
         if not isinstance(loaded, dict):
-            raise ValueError(f"A configuration is a JSON object, not {json_cfg[:40]!r}. Use the result of to_json().")
+            raise ValueError(
+                f"A configuration must be a JSON object, but this is {json_cfg[:40]!r}. Give the result of to_json()."
+            )
         self.from_dict(loaded)
 
     def __copy__(self) -> Self:
-        return copy.deepcopy(self)  # a copy that shared its lists and dicts would be a trap
+        return copy.deepcopy(self)  # so that changing a list or dict in the copy does not change this one
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return _restore(type(self), copy.deepcopy(self._values, memo))
@@ -182,7 +186,7 @@ def _decode(name: str, value: Any) -> Any:
 
 
 def _unknown(name: str) -> str:
-    """Say that there is no such option, and which one was probably meant."""
+    """The error message for an unknown option, with the one that was probably meant."""
     leaves = {option.rsplit(".", 1)[-1]: option for option in OPTIONS}
     leaf = name.rsplit(".", 1)[-1]
     near = [leaves[leaf]] if leaf in leaves else []  # the right name in the wrong place

@@ -160,14 +160,14 @@ def plain(features):
         ("`config` is a dict", model_fn, {"config": {}}),
         ("`params` is a list", model_fn, {"params": [1]}),
         ("'input_fn', which is reserved", model_fn, {"params": {"input_fn": 1}}),
-        ("'batch_size', which `eval_batch_size` sets", model_fn, {"params": {"batch_size": 1}, "eval_batch_size": 2}),
+        ("'batch_size', but `eval_batch_size` sets it", model_fn, {"params": {"batch_size": 1}, "eval_batch_size": 2}),
         ("`train_batch_size` is 0", model_fn, {"train_batch_size": 0}),
         (r"`predict_batch_size` \(3\) must be divisible .* \(1 \* 2\)", model_fn, {"predict_batch_size": 3}),
         ("`model_fn` is an int", 3, {}),
-        ("It must have `features`", no_features, {}),
+        ("it must have `features`. Add it", no_features, {}),
         ("has the argument 'weights'", extra, {}),
         ("model_fn has no argument `params`", plain, {"params": {"a": 1}}),
-        ("that of `config` is 'other'", model_fn, {"config": RunConfig(model_dir="other")}),
+        ("but `config` says 'other'", model_fn, {"config": RunConfig(model_dir="other")}),
     ],
 )
 def test_making_one(message, function, settings, tmp_path):
@@ -185,7 +185,11 @@ def test_making_one(message, function, settings, tmp_path):
         (ValueError, r"`steps` \(6\) must be a multiple", lambda e: e.evaluate(looped(), steps=6)),
         (ValueError, "`max_steps` is 0", lambda e: e.train(looped(), max_steps=0)),
         (ValueError, "`num_predictions` is 0", lambda e: e.predict(looped(), num_predictions=0)),
-        (ValueError, "counts examples", lambda e: e.predict(looped(), yield_single_examples=False, num_predictions=3)),
+        (
+            ValueError,
+            "counts single ex",
+            lambda e: e.predict(looped(), yield_single_examples=False, num_predictions=3),
+        ),
         (TypeError, "`input_fn` is an ndarray", lambda e: e.train(X, steps=4)),
         (
             TypeError,
@@ -466,7 +470,7 @@ def test_another_optimizer_than_the_checkpoint(tmp_path):
         (("x", [1]), r"`vars_to_warm_start` is \[1\]. Give a regular expression"),
         (("x", []), r"`vars_to_warm_start` is \[\]. Give a regular expression"),
         (("x", None), "`vars_to_warm_start` is None. Give a regular expression"),
-        (("x", "dense("), r"`vars_to_warm_start` has 'dense\(', which is no regular expression: missing"),
+        (("x", "dense("), r"`vars_to_warm_start` has 'dense\(', which is not a regular expression: missing"),
     ],
 )
 def test_wrong_warm_starts(settings, message):

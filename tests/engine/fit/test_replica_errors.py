@@ -71,7 +71,9 @@ def test_what_the_model_sets_itself_is_refused(key: str) -> None:
 
 
 def test_unknown_options_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"Unknown options \['offload_weights', 'sharding'\]\. Those known are dtype"):
+    with pytest.raises(
+        ValueError, match=r"There are no options \['offload_weights', 'sharding'\]\. The options are dtype"
+    ):
         made().set_gradient_accumulation_options(2, sharding=True, offload_weights=True)
 
 

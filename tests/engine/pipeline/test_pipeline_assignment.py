@@ -381,11 +381,11 @@ def functional_of(*numbers: int | None) -> list[Any]:
 
 
 WRONG: list[tuple[Callable[[], Any], Callable[[Any], Any], str]] = [
-    (stack, lambda _: (0, 0, 1, 1), "needs to be a list"),
+    (stack, lambda _: (0, 0, 1, 1), "must be a list"),
     (stack, lambda _: [0, 1], "length .* is 2, which does not match the 4 layer calls"),
-    (stack, lambda _: [1, 1, 1, 2], "'a' .* is in stage 1, and the layer before it in none"),
-    (stack, lambda _: [0, 0, 2, 2], "'c' .* is in stage 2, and the layer before it in stage 0"),
-    (stack, lambda _: [0, 1, 0, 1], "'c' .* is in stage 0, and the layer before it in stage 1"),
+    (stack, lambda _: [1, 1, 1, 2], "'a' .* is in stage 1, but it is the first layer"),
+    (stack, lambda _: [0, 0, 2, 2], "'c' .* is in stage 2, but the layer before it is in stage 0"),
+    (stack, lambda _: [0, 1, 0, 1], "'c' .* is in stage 0, but the layer before it is in stage 1"),
     (stack, lambda _: [0, 0, 1, "1"], "must be an instance of `SequentialLayerPipelineStageAssignment`, or a whole"),
     (stack, lambda _: [0, -1, 1, 1], r"`pipeline_stage_assignment\[1\]` is -1"),
     (stack, lambda found: found[::-1], "'d' is where 'a' should be"),
@@ -643,7 +643,7 @@ POPLAR = ipu.ops.pipelining_ops.PipelineStageOptions()
         ({"gradient_accumulation_count": 4}, ValueError, "`gradient_accumulation_steps_per_replica` here"),
         ({"experimental_normalize_gradients": True}, ValueError, "reduction_method"),
         ({"infeed_queue": None}, ValueError, "set by the model itself"),
-        ({"outfeed_mask": [True]}, ValueError, "does not go with Keras"),
+        ({"outfeed_mask": [True]}, ValueError, "cannot be used with Keras"),
         ({"forward_propagation_stages_poplar_options": POPLAR}, TypeError, "is a PipelineStageOptions. Give a list"),
         (
             {"backward_propagation_stages_poplar_options": [{}]},
@@ -681,7 +681,7 @@ def test_what_means_nothing_here_is_named_once(caplog: pytest.LogCaptureFixture,
     for _ in range(2):
         model.set_pipelining_options(**asked, name="pipeline")
     assert [record.message for record in caplog.records] == [
-        "No effect here: offload_weights (weights stay in the memory of the device); "
+        "No effect here: offload_weights (weights stay in device memory); "
         "weight_update_poplar_options (XLA has no such options)."
     ]
 
@@ -851,7 +851,7 @@ def test_what_auto_needs() -> None:
     with pytest.raises(ValueError, match="Give `inputs`"):
         auto(model, 2)
     assert auto(model, 2, inputs=np.ones((2, 7, 3), "float32")) == [0, 1]
-    with pytest.raises(ValueError, match='goes with "auto" only'):
+    with pytest.raises(ValueError, match='Give `stages` only with "auto"'):
         stack().set_pipeline_stage_assignment([0, 0, 1, 1], stages=2)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from openipu.engine.types import Array, Data, Tree
@@ -119,7 +119,7 @@ def start_epoch(model: keras.Model, initial_epoch: int) -> int:
     return model._initial_epoch or initial_epoch
 
 
-def should_evaluate(model: keras.Model, epoch: int, validation_freq: int | Sequence[int]) -> bool:
+def should_evaluate(model: keras.Model, epoch: int, validation_freq: int | Collection[int]) -> bool:
     """Whether validation is due after this epoch."""
     return bool(model._should_eval(epoch, validation_freq))
 

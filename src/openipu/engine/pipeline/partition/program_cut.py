@@ -32,7 +32,8 @@ class FunctionInputs(NamedTuple):
     state: Arrays
     optimizer: Arrays
     """All variables of the optimizer. Only those that belong to no weight have their real values."""
-    active: Array | jax.ShapeDtypeStruct
+    active: Any
+    """Whether this replica has a micro-batch: an array, or its shape where nothing is computed."""
     """Whether this replica has a micro-batch."""
     batch: Tree
     metrics: Arrays
