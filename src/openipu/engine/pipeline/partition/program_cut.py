@@ -34,7 +34,6 @@ class FunctionInputs(NamedTuple):
     """All variables of the optimizer. Only those that belong to no weight have their real values."""
     active: Any
     """Whether this replica has a micro-batch: an array, or its shape where nothing is computed."""
-    """Whether this replica has a micro-batch."""
     batch: Tree
     metrics: Arrays
 
