@@ -545,7 +545,7 @@ def test_schedules_that_cannot_be_saved_or_found(tmp_path: Any) -> None:
 
     model = stack()
     model.set_pipelining_options(pipeline_schedule=Local())
-    with pytest.raises(ValueError, match=r"cannot be saved.*Move its class"):
+    with pytest.raises(ValueError, match=r"cannot be saved.*Make it one"):
         model.save(tmp_path / "model.keras")
     text = engine_options.Options(pipelining=Pipelining(Bursts())).to_json()
     with pytest.raises(ValueError, match=r"nowhere:Bursts, which cannot be found"):
@@ -626,7 +626,7 @@ POPLAR = ipu.ops.pipelining_ops.PipelineStageOptions()
         ({"gradient_accumulation_reduction_method": "max"}, ValueError, "SUM, MEAN, RUNNING_MEAN"),
         ({"gradient_accumulation_dtype": "float17"}, ValueError, "float17"),
         ({"pipeline_schedule": 7}, TypeError, "7, which is not a schedule"),
-        ({"pipeline_schedule": Bursts}, TypeError, r"Make one: Bursts\(\)"),
+        ({"pipeline_schedule": Bursts}, TypeError, r"Make an instance: Bursts\(\)"),
         ({"pipeline_schedule": "Groupd"}, ValueError, "Did you mean 'Grouped'"),
         ({"recomputation_mode": "Auto"}, TypeError, "RecomputationMode"),
         ({"gradient_accumulation_dtype": "int32"}, ValueError, "`gradient_accumulation_dtype` is 'int32'"),
