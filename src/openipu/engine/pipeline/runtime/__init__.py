@@ -1,1 +1,1 @@
-"""Stages at work: one compiled program that follows a schedule's table."""
+"""Runs stages: one compiled program per execution, which follows the table of a schedule."""

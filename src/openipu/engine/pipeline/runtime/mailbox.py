@@ -1,28 +1,32 @@
-"""What travels between stages: the arrays of a boundary as one vector per dtype, of the same length for all stages."""
+"""Packs what travels between stages: the arrays of a boundary become one vector per dtype.
+
+A vector has the same length for all boundaries, because all devices run the same program.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from openipu.engine.types import Array
 
 import jax.numpy as jnp
 
 from .packing import Spec
 
-Vectors = dict[str, Any]
-"""One vector, or one stack of vectors, per dtype."""
+Vectors = dict[str, Array]
+"""One stack of vectors per dtype, by the name of the dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
-    """Lengths of the vectors, long enough for every boundary."""
+    """The lengths of the vectors, enough for every boundary, and how arrays are put into them."""
 
     lengths: tuple[tuple[str, int], ...]
 
     @classmethod
     def for_all(cls, boundaries: Iterable[Sequence[Spec]]) -> Mailbox:
-        """Room for each of these."""
+        """A mailbox with room for any of these boundaries."""
         lengths: dict[str, int] = {}
         for specs in boundaries:
             for name, size in _sizes(specs).items():
@@ -30,11 +34,11 @@ class Mailbox:
         return cls(tuple(sorted(lengths.items())))
 
     def empty(self, slots: int) -> Vectors:
-        """A stack of vectors for each dtype."""
+        """Stacks of `slots` vectors, filled with zeros."""
         return {name: jnp.zeros((slots, length), name) for name, length in self.lengths}
 
-    def put(self, stacks: Vectors, slot: Any, arrays: Sequence[Any]) -> Vectors:
-        """The stacks with the arrays at `slot`."""
+    def put(self, stacks: Vectors, slot: Array, arrays: Sequence[Array]) -> Vectors:
+        """The stacks with these arrays at `slot`."""
         new = dict(stacks)
         for name, length in self.lengths:
             flat = [a.reshape(-1) for a in arrays if str(a.dtype) == name]
@@ -44,8 +48,8 @@ class Mailbox:
                 new[name] = stacks[name].at[slot].set(padded, mode="promise_in_bounds")
         return new
 
-    def get(self, stacks: Vectors, slot: Any, specs: Sequence[Spec]) -> list[Any]:
-        """The arrays at `slot`."""
+    def get(self, stacks: Vectors, slot: Array, specs: Sequence[Spec]) -> list[Array]:
+        """The arrays at `slot`, which have these shapes."""
         taken = dict.fromkeys(stacks, 0)
         arrays = []
         for spec in specs:
@@ -57,7 +61,7 @@ class Mailbox:
 
     @property
     def bytes(self) -> int:
-        """Bytes of one slot."""
+        """The bytes of one slot."""
         return sum(length * jnp.dtype(name).itemsize for name, length in self.lengths)
 
 

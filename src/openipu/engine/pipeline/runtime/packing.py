@@ -1,9 +1,9 @@
-"""Arrays of different stages in common buffers.
+"""Arrays of different stages in shared buffers.
 
-All devices run one program, so an array that only stage 2 has still is an array on every device. To hold no more than
-the largest device needs, the arrays of different devices share buffers: a device's largest array goes where another
-device has one of its size, and what is left over takes what is free. Arrays that fill their buffer, which is the normal
-case in a model of equal parts, are read and written without a copy.
+All devices run one program, so an array that only stage 2 needs is still an array on every device. To need no more
+memory than the largest device does, the arrays of different devices share buffers. A device's arrays are placed from
+the largest to the smallest, each in the buffer that it fills best. An array that fills its buffer, which is the normal
+case in a model of equal parts, is read and written without a copy.
 """
 
 from __future__ import annotations
@@ -11,14 +11,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+from openipu.engine.types import Array
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-Buffers = dict[int, Any]
-"""Buffers by number: all of them, or those that somebody uses."""
+Buffers = dict[int, Array]
+"""Buffers by number: all of them, or only those that are needed."""
+
+
+class Shaped(Protocol):
+    """An array, a variable, or anything else with a shape and a dtype."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """The length of each axis."""
+
+    @property
+    def dtype(self) -> Any:
+        """Anything that `np.dtype` understands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +44,18 @@ class Spec:
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @classmethod
-    def of(cls, array: Any) -> Spec:
-        """The shape and dtype of something that has both."""
+    def of(cls, array: Shaped) -> Spec:
+        """The shape and dtype of an array or variable."""
         return cls(tuple(array.shape), np.dtype(array.dtype))
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where an array lies: in a buffer, from an element on."""
+    """The place of an array: a buffer, and the offset of the array's first element in it."""
 
     buffer: int
     offset: int
@@ -49,45 +63,48 @@ class Slot:
 
     @property
     def flat(self) -> Slot:
-        """The same place for the array as a vector."""
+        """The same place, with the array as a vector."""
         return Slot(self.buffer, self.offset, Spec((self.spec.size,), self.spec.dtype))
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where the arrays of each group lie. A buffer is one-dimensional, or a row of something two-dimensional."""
+    """The place of every array in each group. Buffers are vectors, or matrices of which each row is used like one."""
 
     buffers: tuple[Spec, ...]
     slots: tuple[tuple[Slot, ...], ...]
+    """The places of each group's arrays."""
 
-    def read(self, buffers: Buffers, slots: Sequence[Slot], row: Any = None) -> list[Any]:
+    def read(self, buffers: Buffers, slots: Sequence[Slot], row: Array | None = None) -> list[Array]:
         """The arrays at `slots`, from `buffers` or from one row of each."""
         return [self._get(buffers[slot.buffer], slot, row) for slot in slots]
 
-    def write(self, buffers: Buffers, slots: Sequence[Slot], arrays: Sequence[Any], row: Any = None) -> Buffers:
-        """The buffers with `arrays` at `slots`."""
+    def write(
+        self, buffers: Buffers, slots: Sequence[Slot], arrays: Sequence[Array], row: Array | None = None
+    ) -> Buffers:
+        """The buffers with `arrays` at `slots`, or in one row of each."""
         new = dict(buffers)
         for slot, array in zip(slots, arrays, strict=True):
             new[slot.buffer] = self._set(new[slot.buffer], slot, jnp.asarray(array, new[slot.buffer].dtype), row)
         return new
 
     def zeros(self, rows: int | None = None, dtype: Any = None) -> Buffers:
-        """Empty buffers, each with `rows` rows and of another dtype if asked."""
+        """Buffers of zeros: vectors, or matrices with `rows` rows. `dtype` replaces their own dtypes."""
         front = () if rows is None else (rows,)
         return {i: jnp.zeros((*front, *spec.shape), dtype or spec.dtype) for i, spec in enumerate(self.buffers)}
 
     @property
     def bytes(self) -> int:
-        """What the buffers take on each device."""
+        """The bytes of the buffers on each device."""
         return sum(spec.size * spec.dtype.itemsize for spec in self.buffers)
 
-    def _get(self, buffer: Any, slot: Slot, row: Any) -> Any:
+    def _get(self, buffer: Array, slot: Slot, row: Array | None) -> Array:
         flat = buffer if row is None else buffer[row]
         if slot.spec.size != self.buffers[slot.buffer].size:
             flat = lax.slice_in_dim(flat, slot.offset, slot.offset + slot.spec.size)
         return flat.reshape(slot.spec.shape)
 
-    def _set(self, buffer: Any, slot: Slot, array: Any, row: Any) -> Any:
+    def _set(self, buffer: Array, slot: Slot, array: Array, row: Array | None) -> Array:
         flat = array.reshape(-1)
         if row is not None:
             return lax.dynamic_update_slice(buffer, flat[None], (row, slot.offset))
@@ -97,12 +114,12 @@ class Packing:
 
 
 def used(buffers: Buffers, slots: Iterable[Slot]) -> Buffers:
-    """Those buffers that hold one of the slots."""
+    """The buffers that contain these slots."""
     return {number: buffers[number] for number in sorted({slot.buffer for slot in slots})}
 
 
 def pack(groups: Sequence[Sequence[Spec]], homes: Sequence[int]) -> Packing:
-    """Where to put the arrays of each group. Groups with the same home exist at the same time, others may overlap."""
+    """A packing for groups of arrays. Groups with different homes may overlap; those with the same home do not."""
     sizes: list[int] = []
     dtypes: list[np.dtype[Any]] = []
     slots: list[list[Slot]] = [[Slot(0, 0, spec) for spec in group] for group in groups]

@@ -1,19 +1,19 @@
-"""The update of a pipeline whose optimizer state is divided over replicas, as core/optimizer_sharding.py without
-stages.
+"""The update of a pipeline whose optimizer state is divided over the replicas.
 
-Collectives cannot stand inside the conditionals that choose between devices, so every device first puts its gradients
-into rows of common length; then all of them reduce and scatter, update their shares, and gather the new weights.
+core/optimizer_sharding.py does the same for models without stages. Collectives are not possible inside the conditionals
+that choose between devices. So every device first puts its gradients into rows of a common length. Then all devices
+reduce and scatter them, update their shares, and gather the new weights.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from openipu.engine.core.optimizer_sharding import share_of
 from openipu.engine.core.optimizer_twin import constrained
 from openipu.engine.devices.replicas import REPLICA_AXIS, STAGE_AXIS
+from openipu.engine.types import Array
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,15 +25,15 @@ from .stage_update import Update, UpdateState
 
 @dataclass(frozen=True, slots=True)
 class ShardedUpdate(Update):
-    """Twins that each update one replica's share of their weights."""
+    """An `Update` in which each replica updates its share of the weights."""
 
     @property
     def divided(self) -> bool:
-        """Whether each replica has only its share of the slots."""
+        """Whether each replica only has its share of the slots."""
         return True
 
-    def apply(self, weights: Buffers, slots: Buffers, common: list[Any], total: Buffers) -> UpdateState:
-        """The state after the gradients in `total`."""
+    def apply(self, weights: Buffers, slots: Buffers, common: list[Array], total: Buffers) -> UpdateState:
+        """The state after an update with the gradients in `total`."""
         me, replicas = lax.axis_index(STAGE_AXIS), self.replicas
         total = self._sum_tied(me, total)
         length = max(sum(self._shares(device)) for device in range(len(self.twins)))
@@ -59,11 +59,16 @@ class ShardedUpdate(Update):
             weights = weights | {b: jnp.where(me == device, written[b], own[b]) for b in own}
         return UpdateState(weights, state.slots, self._on_all(me, state.common))
 
-    def _share_on(self, device: int, me: Any, mine: Any, new: Any, state: UpdateState) -> tuple[Any, UpdateState]:
-        """What a device's twin makes of its share `mine` of the gradients: new weights as a vector, and the state."""
+    def _share_on(
+        self, device: int, me: Array, mine: Array, new: Array, state: UpdateState
+    ) -> tuple[Array, UpdateState]:
+        """The new weights as a vector, and the new state, after a device's twin has applied the gradients `mine`.
+
+        On all other devices, `new` and `state` stay as they are.
+        """
         slot_at = self.slots.slots(device)
 
-        def run(writes: tuple[Any, Buffers, list[Any]]) -> tuple[Any, Buffers, list[Any]]:
+        def run(writes: tuple[Array, Buffers, list[Array]]) -> tuple[Array, Buffers, list[Array]]:
             new, own_slots, common = writes
             rows = self._rows(state.weights, device, new.size)[self.replicas.index()]
             dtypes = [slot.spec.dtype for slot in self.weights.slots(device)]
@@ -79,11 +84,11 @@ class ShardedUpdate(Update):
         return new, state._replace(slots=state.slots | own, common=common)
 
     def _shares(self, device: int) -> list[int]:
-        """Elements of each of a device's weights that one replica updates."""
+        """For each weight of a device, how many elements one replica updates."""
         return [share_of(slot.spec.size, self.replicas.count) for slot in self.weights.slots(device)]
 
-    def _rows(self, buffers: Buffers, device: int, length: int) -> Any:
-        """A device's arrays as one row for each replica."""
+    def _rows(self, buffers: Buffers, device: int, length: int) -> Array:
+        """A device's arrays as one row of this length per replica."""
         count = self.replicas.count
         parts = [jnp.zeros((count, 0))]
         for array, size in zip(
@@ -94,7 +99,7 @@ class ShardedUpdate(Update):
         joined = jnp.concatenate(parts, axis=1)
         return jnp.pad(joined, ((0, 0), (0, length - joined.shape[1])))
 
-    def _cut(self, joined: Any, device: int) -> list[Any]:
-        """The parts of the last axis that belong to each of a device's weights."""
+    def _cut(self, joined: Array, device: int) -> list[Array]:
+        """The part of the last axis that belongs to each weight of a device."""
         ends = np.cumsum([0, *self._shares(device)])
         return [joined[..., a:b] for a, b in pairwise(ends)]

@@ -1,22 +1,23 @@
 """A stage as two pure functions, its forward and its backward, and what has to be kept between them.
 
-[Note: what is kept] Differentiating a stage gives residuals: values that the backward needs. Most of them need no
+[Note: what is kept] Differentiating a stage yields residuals: values that the backward needs. Most of them need no
 memory of their own. Weights and the micro-batch are still there when the backward runs, and so is the stage's input,
 which stays in the mailbox. What depends on weights alone (a weight cast to bfloat16) is computed again. Only the rest
-is kept, once for each micro-batch that is under way.
+is kept, once for each micro-batch in flight.
 
-Recomputing a stage instead of keeping its values is the same thing with `jax.checkpoint` around it: then its residuals
-are its inputs and what was marked by `recomputation_checkpoint`.
+Recomputing a stage instead of keeping its values works the same way, with `jax.checkpoint` around the stage: its
+residuals then are its inputs and what `recomputation_checkpoint` marks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from openipu.engine.core.pipelining import Recompute
 from openipu.engine.loop.arrays import is_float
+from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
@@ -27,24 +28,25 @@ from jax.extend.core import Literal as Constant
 from .packing import Spec
 
 Arrays = list[Any]
+"""Arrays, or their shapes while a stage is traced."""
 
 CHECKPOINT = "recomputation_checkpoint"
-"""The name under which JAX knows values that are kept when a stage is computed again."""
+"""JAX's name for the values that are kept when a stage is computed again."""
 
 
 class StageContext(NamedTuple):
-    """What a stage sees besides its weights and its input."""
+    """What a stage can read besides its weights and its input."""
 
-    batch: Any
-    """The micro-batch: every stage can read it."""
+    batch: Tree
+    """The micro-batch. Every stage can read it."""
     optimizer: Arrays
     """The optimizer's variables that belong to no weight, such as a loss scale."""
     active: Any
-    """Whether the micro-batch is there; on some replicas it may not be, at the end of the data."""
+    """Whether this replica has a micro-batch: at the end of the data, some may have none. None in a backward."""
     state: Arrays
     """The stage's own non-trainable variables."""
     metrics: Arrays
-    """Those of the metrics; only the last stage has them."""
+    """The variables of the metrics. Only the last stage has them."""
 
 
 class StageResults(NamedTuple):
@@ -52,39 +54,44 @@ class StageResults(NamedTuple):
 
     state: Arrays
     metrics: Arrays
-    result: Any
+    result: Tree
     """The last stage's logs or outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageFunction:
-    """One slice of a model.
-
-    `run(weights, boundary, context)` gives what goes to the next stage, as a list of arrays (in training, the last
-    stage gives the loss instead), and its `StageResults`. `weights` and `state` are the numbers of its variables in the
-    model's state.
-    """
+    """One slice of a model, as a function."""
 
     weights: tuple[int, ...]
+    """The numbers of its weights in the model's state."""
     state: tuple[int, ...]
+    """The numbers of its other variables."""
     run: Callable[[Arrays, Arrays, StageContext], tuple[Any, StageResults]]
+    """`run(weights, boundary, context)` returns the boundary to the next stage, a list of arrays, and `StageResults`.
+    In training, the last stage returns the loss in place of a boundary."""
     map_gradients: Callable[[Arrays, Arrays, Arrays], Arrays] | None = None
-    """`map_gradients(gradients, weights, optimizer)`: what to make of each micro-batch's gradients of the weights."""
+    """`map_gradients(gradients, weights, optimizer)` changes the gradients of each micro-batch before they are added
+    up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Differentiated:
-    """A stage whose forward keeps what its backward needs."""
+    """A stage whose forward returns what its backward needs."""
 
     kept: tuple[Spec, ...]
+    """The residuals that take memory. See [Note: what is kept]."""
     _closed: ClosedJaxpr
-    _outputs: Any
+    """The forward, which also returns all residuals."""
+    _outputs: jax.tree_util.PyTreeDef
+    """The structure of the forward's outputs, without residuals."""
     _residuals: tuple[_Residual, ...]
-    _vjp: Any
+    _vjp: jax.tree_util.PyTreeDef
+    """The structure of the function that `jax.vjp` returns, with residuals as leaves."""
     _again: Callable[..., Arrays]
+    """Computes the residuals that depend on weights alone."""
 
     def forward(self, weights: Arrays, boundary: Arrays, context: StageContext) -> tuple[Any, StageResults, Arrays]:
-        """What goes on, what is left behind, and what to keep for the backward."""
+        """The boundary to the next stage or the loss, the `StageResults`, and what to keep for the backward."""
         flat = jaxpr_as_fun(self._closed)(*jax.tree.leaves((weights, boundary, context)))
         out, results = jax.tree.unflatten(self._outputs, flat[: self._outputs.num_leaves])
         values = flat[self._outputs.num_leaves :]
@@ -92,9 +99,12 @@ class Differentiated:
         return out, results, [kept[i] for i in range(len(kept))]
 
     def backward(
-        self, weights: Arrays, boundary: Arrays, context: StageContext, kept: Arrays, gradients: Any
+        self, weights: Arrays, boundary: Arrays, context: StageContext, kept: Arrays, gradients: Tree
     ) -> tuple[Arrays, Arrays]:
-        """The gradients of the weights, and those of the floating-point part of the boundary."""
+        """The gradients of the weights, and of the floating-point part of the boundary into the stage.
+
+        `gradients` are those of the floating-point part of what the stage sends, or that of the loss.
+        """
         given = jax.tree.leaves((weights, boundary, context))
         again = self._again(*weights)
         sources = {"given": given, "kept": kept, "again": again}
@@ -104,8 +114,12 @@ class Differentiated:
 
 
 class _Residual(NamedTuple):
-    source: str  # "given": an argument; "again": computed from weights; "kept": stored
+    """Where the backward gets a residual from."""
+
+    source: Literal["given", "again", "kept"]
+    """An argument of the stage, computed again from weights, or stored."""
     number: int
+    """The position among all values from that source."""
 
 
 def differentiate(
@@ -115,7 +129,7 @@ def differentiate(
     context: StageContext,
     recompute: Recompute = Recompute.NOTHING,
 ) -> Differentiated:
-    """Trace a stage and its derivative; the arguments are shapes or arrays."""
+    """Trace a stage and its derivative. The arguments may be shapes or arrays."""
     trees: dict[str, Any] = {}
 
     def forward(weights: Arrays, boundary: Arrays, context: StageContext) -> Any:
@@ -155,12 +169,12 @@ def differentiable(stage: StageFunction, boundary: Arrays, context: StageContext
 
 
 def floats_of(arrays: Sequence[Any]) -> Arrays:
-    """Those arrays of a boundary that have gradients."""
+    """The arrays of a boundary that have gradients."""
     return [a for a in arrays if is_float(a)]
 
 
 def _join(floats: Sequence[Any], others: Sequence[Any]) -> Arrays:
-    """The inverse of taking the floats out: `others` has None where they go."""
+    """Put floats back into a boundary: `others` has None in their places."""
     rest = iter(floats)
     return [next(rest) if other is None else other for other in others]
 
@@ -168,9 +182,9 @@ def _join(floats: Sequence[Any], others: Sequence[Any]) -> Arrays:
 def _classify(
     closed: ClosedJaxpr, skip: int, weights: int, given: int
 ) -> tuple[tuple[_Residual, ...], Callable[..., Arrays]]:
-    """Where each residual is to come from, and the function that computes those that depend on weights alone.
+    """Where each residual comes from, and the function that computes those that depend on weights alone.
 
-    The first `weights` arguments are the weights, and the first `given` are there again at the backward.
+    The first `weights` arguments are the weights. The first `given` arguments are available in the backward, too.
     """
     jaxpr = closed.jaxpr
     arguments = {v: i for i, v in enumerate(jaxpr.invars)}
@@ -193,16 +207,19 @@ def _classify(
 
 
 def _from_weights(closed: ClosedJaxpr, weights: int, outputs: Sequence[int]) -> Callable[..., Arrays]:
-    """Some outputs of a program that depend on its first arguments alone; XLA leaves out what the others are for."""
+    """A function of the weights that computes some outputs of a program, which must depend on weights alone.
+
+    All other arguments are zeros here. XLA removes everything that uses them.
+    """
     rest = [v.aval for v in closed.jaxpr.invars[weights:]]
 
-    def run(*values: Any) -> Arrays:
+    def run(*values: Array) -> Arrays:
         everything = jaxpr_as_fun(closed)(*values, *(jnp.zeros(a.shape, a.dtype) for a in rest))
         return [everything[i] for i in outputs]
 
     return run if outputs else lambda *_: []
 
 
-def specs_of(tree: Any) -> Any:
-    """Shapes and dtypes of a tree of arrays, as JAX describes them."""
+def specs_of(tree: Tree) -> Tree:
+    """The `jax.ShapeDtypeStruct` of every array in a tree."""
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), a.dtype), tree)

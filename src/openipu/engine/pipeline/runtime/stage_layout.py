@@ -1,13 +1,14 @@
-"""How the state of a pipelined model lies on the devices of its stages and replicas while executions run."""
+"""The layout of a pipelined model's state on the devices of its stages and replicas."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from openipu.engine.core.optimizer_sharding import divide, join
 from openipu.engine.core.state import State
 from openipu.engine.devices.replicas import REPLICA_AXIS, STAGE_AXIS, Replicas
+from openipu.engine.types import Array
 
 import jax
 import jax.numpy as jnp
@@ -22,16 +23,21 @@ from .variable_store import Store, listed, numbered
 
 @dataclass(frozen=True, slots=True)
 class StageLayout:
-    """Each device has the variables of its own stages; metrics, and what of the optimizer is common, are on all."""
+    """Where each part of a model's state is while executions run.
+
+    Each device has the variables of its own stages. All devices have the metrics, and those variables of the optimizer
+    that belong to no weight.
+    """
 
     replicas: Replicas
     weights: Store
     state: Store
+    """The variables that are not trained."""
     update: Update | None
-    """None where nothing is trained."""
+    """None if nothing is trained."""
 
     def spread(self, state: State) -> State:
-        """A model's state on the devices. Each replica counts its own metrics; the first goes on from those here."""
+        """Put a model's state on the devices. Each replica counts its own metrics: the first continues from these."""
         metrics = [jnp.zeros((self.replicas.count, *m.shape), m.dtype).at[0].set(m) for m in state.metrics]
         return State(
             self._put(self.weights.scatter(state.trainable), P(STAGE_AXIS)),
@@ -49,13 +55,13 @@ class StageLayout:
             [jnp.asarray(np.asarray(m).sum(0), m.dtype) for m in state.metrics],
         )
 
-    def own_metrics(self, rows: list[Any]) -> list[Any]:
-        """Metrics that as many replicas have counted as there are here, on their devices; else nothing."""
+    def own_metrics(self, rows: list[Array]) -> list[Array]:
+        """Put one row of metrics on each replica. Empty if the rows were counted by another number of replicas."""
         fits = rows and rows[0].shape[0] == self.replicas.count
         return self._put(rows, P(REPLICA_AXIS)) if fits else []
 
-    def specs(self, state: State) -> Any:
-        """How each array of a spread state is split, for `jax.shard_map`."""
+    def specs(self, state: State) -> State:
+        """A `PartitionSpec` for each array of a spread state, for `jax.shard_map`."""
         slots = 0 if self.update is None else len(self.update.slots.packing.buffers)
         optimizer = [self._slot_spec() if i < slots else P() for i in range(len(state.optimizer))]
         return State(
@@ -68,7 +74,7 @@ class StageLayout:
     # --- inside the program
 
     def own_part(self, state: State) -> State:
-        """What one device has, without axes of length one for the device and the replica."""
+        """The part that one device has, without the axes of length one for device and replica."""
         return self._at_split(lambda a: a[0], state)
 
     def rejoin(self, state: State) -> State:
@@ -76,22 +82,23 @@ class StageLayout:
         return self._at_split(lambda a: a[None], state)
 
     def whole(self, state: State) -> State:
-        """The shapes of the model's whole state, of which each device has a part."""
+        """The shapes of the model's whole state."""
         variables = [] if self.update is None else self.update.optimizer.variables
         optimizer = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
         weights, rest = self.weights.specs(), self.state.specs()
         return State([weights[i] for i in sorted(weights)], [rest[i] for i in sorted(rest)], optimizer, state.metrics)
 
-    def slots(self, state: State) -> tuple[Buffers, list[Any]]:
-        """The optimizer's part of a state: buffers of what belongs to weights, and what is common."""
+    def slots(self, state: State) -> tuple[Buffers, list[Array]]:
+        """The optimizer's variables: buffers of those that belong to weights, and the common ones."""
         count = 0 if self.update is None else len(self.update.slots.packing.buffers)
         return numbered(state.optimizer[:count]), state.optimizer[count:]
 
-    def with_optimizer(self, state: State, slots: Buffers, common: list[Any]) -> State:
+    def with_optimizer(self, state: State, slots: Buffers, common: list[Array]) -> State:
         """The inverse of `slots`."""
         return state._replace(optimizer=[*listed(slots), *common])
 
-    def _at_split(self, change: Any, state: State) -> State:
+    def _at_split(self, change: Callable[[Array], Array], state: State) -> State:
+        """Change each array once for every axis over which it is split."""
         slots, common = self.slots(state)
         twice = self.update is not None and self.update.divided
         return State(
@@ -104,10 +111,10 @@ class StageLayout:
     # --- outside
 
     def _slot_spec(self) -> P:
-        """How the optimizer's slots are split: over stages, and where they are divided over replicas too."""
+        """How the optimizer's slots are split: over stages, and over replicas too if they are divided."""
         return P(STAGE_AXIS, REPLICA_AXIS) if self.update is not None and self.update.divided else P(STAGE_AXIS)
 
-    def _spread_optimizer(self, values: list[Any]) -> list[Any]:
+    def _spread_optimizer(self, values: list[Array]) -> list[Array]:
         if self.update is None:
             return []
         slots = self.update.slots
@@ -122,7 +129,7 @@ class StageLayout:
             buffers = slots.scatter(values)
         return self._put(buffers, self._slot_spec()) + self._put([values[n] for n in self.update.common], P())
 
-    def _gather_optimizer(self, spread: list[Any]) -> list[Any]:
+    def _gather_optimizer(self, spread: list[Array]) -> list[Array]:
         if self.update is None:
             return []
         slots, variables = self.update.slots, self.update.optimizer.variables
@@ -140,11 +147,13 @@ class StageLayout:
         return values
 
     def _divided(self) -> list[int]:
+        """The numbers of the optimizer's variables that belong to weights."""
         return [] if self.update is None else sorted({n for held in self.update.slots.held for n in held})
 
-    def _put(self, arrays: list[Any], spec: P) -> list[Any]:
+    def _put(self, arrays: Sequence[Array | np.ndarray], spec: P) -> list[Array]:
         return list(jax.device_put(arrays, NamedSharding(self.replicas.mesh, spec)))
 
 
 def _count(store: Store) -> int:
+    """How many variables a store has."""
     return 1 + max((number for held in store.held for number in held), default=-1)

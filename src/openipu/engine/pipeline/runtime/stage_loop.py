@@ -1,10 +1,9 @@
-"""Compiled executions of a model whose stages are spread over the devices of each replica."""
+"""The loop over executions of a pipelined model, whose stages are spread over the devices of each replica."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.operation_count import operations
@@ -19,7 +18,7 @@ from openipu.engine.loop.compile import Function
 from openipu.engine.loop.loop import Loop
 from openipu.engine.loop.remainder import Counts
 from openipu.engine.schedule.table_arrays import TableArrays, compile_table
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +50,7 @@ class StageLoop(Loop):
     def _execution(self, state: State, _resident: Tree, _slab: Slab) -> Function:
         replicas, specs = self._place.replicas, self._spread.specs(state)
 
-        def run(state: State, resident: Tree, body: Tree, counts: Any, tail: Tree) -> tuple[Any, State]:
+        def run(state: State, resident: Tree, body: Tree, counts: Array, tail: Tree) -> tuple[Tree, State]:
             mine = own_column(body)
             own = self._spread.own_part(state)
             execution = self._staged(own, resident, mine, tail)
@@ -68,26 +67,27 @@ class StageLoop(Loop):
         )
 
     def _operations(self, state: State, resident: Tree, body: Tree) -> float:
-        """Those of a micro-batch in all stages, divided by the devices, and each device's share of its update.
+        """Operations per micro-batch on each device: its share of all stages, and of the update.
 
-        In the program's loop over ticks there is every stage once, and how often it runs is not known to it.
+        The traced loop over ticks contains every stage once, whatever the number of ticks. So a trace counts one
+        micro-batch.
         """
         replicas, specs = self._place.replicas, self._spread.specs(state)
 
-        def traced(run: Callable[[State, Tree, Tree], Any]) -> float:
+        def traced(run: Callable[[State, Tree, Tree], Tree]) -> float:
             on_all = jax.shard_map(
                 run, mesh=replicas.mesh, in_specs=(specs, P(), P(None, REPLICA_AXIS)), out_specs=P(), check_vma=False
             )
             return operations(jax.make_jaxpr(on_all)(state, resident, body))
 
-        def execution(state: State, resident: Tree, body: Tree) -> Any:
+        def execution(state: State, resident: Tree, body: Tree) -> Tree:
             own, mine = self._spread.own_part(state), own_column(body)
             counts = Counts(*(jnp.asarray(count) for count in (length(mine), 0, False)))
             staged = self._staged(own, resident, mine, None)
             staged = replace(staged, full=replace(staged.full, as_written=True))
             return staged.run(own, resident, mine, counts, None)
 
-        def update(state: State, _resident: Tree, _body: Tree) -> Any:
+        def update(state: State, _resident: Tree, _body: Tree) -> State:
             own = self._spread.own_part(state)
             total = self._spread.weights.packing.zeros(dtype=self._accumulation.dtype)
             return updated(self._spread, own, total)
@@ -97,7 +97,7 @@ class StageLoop(Loop):
         return (whole - last) / replicas.each + last / self._accumulation.steps
 
     def _staged(self, state: State, resident: Tree, body: Tree, tail: Tree) -> StagedExecution:
-        """Everything that is known before compiling, from the shapes of what one device has."""
+        """The execution, made from the shapes of what one device has."""
         pipelining = self._pipelining
         table = compile_table(pipelining.table(length(body)))
         batch = jax.eval_shape(lambda r, b: fetch(r, row(b, 0)), resident, body)
@@ -113,6 +113,7 @@ class StageLoop(Loop):
         return StagedExecution(self._outcome, self._spread, full, small, count, (result, small_result), self._live)
 
     def _pipeline(self, table: TableArrays, state: State, batch: Tree) -> tuple[Pipeline, Tree]:
+        """The pipeline for one table and one shape of micro-batch, and the shapes of the last stage's results."""
         spread = self._spread
         common, active = spread.slots(state)[1], jax.ShapeDtypeStruct((), bool)
         context = StageContext(batch, specs_of(common), active, [], specs_of(state.metrics))

@@ -1,7 +1,8 @@
 """The update of the weights in a pipeline: each device updates the weights of its own stages.
 
-Any Keras optimizer does: each device has a twin of it that knows the device's weights only. What an optimizer computes
-from all gradients (a global norm to clip by, whether a scaled loss overflowed) is computed over all devices before.
+This works with any Keras optimizer. Each device has a twin of the optimizer that only knows the device's weights.
+Whatever an optimizer computes from all gradients together (a global norm to clip by, whether a scaled loss overflowed)
+is computed beforehand over all devices.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from openipu.engine.core.optimizer_chain import unwrapped
 from openipu.engine.core.optimizer_sharding import check_elementwise, share_of
@@ -20,6 +21,7 @@ from openipu.engine.core.wrapped_optimizer import by_engine, chain, loss_scale
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
 from openipu.engine.keras_compat.api import drop_values
 from openipu.engine.keras_compat.patches import CHECK_FINITE
+from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +32,7 @@ from .packing import Buffers, Spec, used
 from .variable_store import Store, make_store, zero_filled
 
 _TOKEN = re.compile(r"slice(\d+)of")
+"""The number of a weight in the name of its stand-in."""
 
 
 class UpdateState(NamedTuple):
@@ -38,45 +41,47 @@ class UpdateState(NamedTuple):
     weights: Buffers
     slots: Buffers
     """The optimizer's variables that belong to weights."""
-    common: list[Any]
-    """Those that do not."""
+    common: list[Array]
+    """The optimizer's other variables."""
 
 
 class _Gradients(NamedTuple):
-    """The gradients of an update, and what was found out about all of them together."""
+    """The gradients of an update, and what was computed from all of them together."""
 
     total: Buffers
-    factor: Any
-    """What they are multiplied by, to clip their global norm; None where nothing is clipped."""
-    finite: Any
-    """Whether none has overflowed; None where nobody asks."""
+    factor: Array | None
+    """The factor that clips their global norm. None if there is no clipping."""
+    finite: Array | None
+    """Whether all of them are finite. None if the loss is not scaled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
     """The twins of a model's optimizer, and where their variables are."""
 
-    optimizer: Any
+    optimizer: keras.optimizers.Optimizer
     weights: Store
     slots: Store
     """The optimizer's variables that belong to weights."""
     common: tuple[int, ...]
-    """The numbers of those that do not, such as the count of updates; all devices have them."""
-    twins: tuple[Any, ...]
+    """The numbers of the optimizer's other variables, such as the count of updates. All devices have them."""
+    twins: tuple[keras.optimizers.Optimizer, ...]
+    """One for each device."""
     orders: tuple[tuple[int, ...], ...]
-    """The numbers of each twin's variables among those of the optimizer."""
-    constraints: tuple[Any, ...]
-    """What each weight is put through after an update, if anything."""
+    """For each twin, the numbers of its variables among those of the optimizer."""
+    constraints: tuple[keras.constraints.Constraint | None, ...]
+    """The constraint of each weight, which is applied after an update."""
     average: bool
+    """Whether gradients are averaged over replicas instead of summed."""
     replicas: Replicas
 
     @property
     def divided(self) -> bool:
-        """Whether each replica has only its share of the slots."""
+        """Whether each replica only has its share of the slots."""
         return False
 
-    def apply(self, weights: Buffers, slots: Buffers, common: list[Any], total: Buffers) -> UpdateState:
-        """The state after the gradients in `total`."""
+    def apply(self, weights: Buffers, slots: Buffers, common: list[Array], total: Buffers) -> UpdateState:
+        """The state after an update with the gradients in `total`."""
         me = lax.axis_index(STAGE_AXIS)
         total = self._sum_tied(me, total)
         total = self.replicas.mean(total) if self.average else self.replicas.sum(total)
@@ -87,18 +92,21 @@ class Update:
             state = self._on(device, me, state, gradients)
         return state._replace(common=self._on_all(me, state.common))
 
-    def _on_all(self, me: Any, common: list[Any]) -> list[Any]:
-        """What is common, also on devices without weights, whose twins have nothing to update."""
+    def _on_all(self, me: Array, common: list[Array]) -> list[Array]:
+        """The common variables on all devices. Devices without weights get them from another device."""
         busy = [device for device, held in enumerate(self.weights.held) if held]
-        return common if len(busy) == len(self.twins) else from_device(busy[0], me, common)
+        if len(busy) == len(self.twins):
+            return common
+        shared: list[Array] = from_device(busy[0], me, common)
+        return shared
 
-    def _on(self, device: int, me: Any, state: UpdateState, gradients: _Gradients) -> UpdateState:
-        """The state after a device has updated its own weights; the others do nothing meanwhile."""
+    def _on(self, device: int, me: Array, state: UpdateState, gradients: _Gradients) -> UpdateState:
+        """The state after this device has updated its own weights. All other devices keep theirs."""
         weight_at, slot_at = self.weights.slots(device), self.slots.slots(device)
         if not weight_at:
             return state
 
-        def run(writes: tuple[Buffers, Buffers, list[Any]]) -> tuple[Buffers, Buffers, list[Any]]:
+        def run(writes: tuple[Buffers, Buffers, list[Array]]) -> tuple[Buffers, Buffers, list[Array]]:
             own, own_slots, common = writes
             values = self.weights.packing.read(gradients.total, weight_at)
             if gradients.factor is not None:
@@ -113,9 +121,9 @@ class Update:
         return UpdateState(state.weights | new_weights, state.slots | new_slots, common)
 
     def _by_twin(
-        self, device: int, slots: Buffers, common: list[Any], gradients: list[Any], weights: list[Any]
-    ) -> tuple[list[Any], Buffers, list[Any]]:
-        """Weights, slots and what is common after an update by the twin of a device, on that device."""
+        self, device: int, slots: Buffers, common: list[Array], gradients: list[Array], weights: list[Array]
+    ) -> tuple[list[Array], Buffers, list[Array]]:
+        """Weights, slots and common variables after an update by a device's twin, on that device."""
         at, held, order = self.slots.slots(device), self.slots.held[device], self.orders[device]
         values = dict(zip(self.common, common, strict=True))
         values |= zip(held, self.slots.packing.read(slots, at), strict=True)
@@ -128,8 +136,8 @@ class Update:
             [jnp.asarray(values[n], old.dtype) for n, old in zip(self.common, common, strict=True)],
         )
 
-    def _sum_tied(self, me: Any, total: Buffers) -> Buffers:
-        """Gradients of weights that several devices hold, summed over them."""
+    def _sum_tied(self, me: Array, total: Buffers) -> Buffers:
+        """The gradients, with those of weights on several devices summed over these devices."""
         for number in self.weights.shared():
             holders = [d for d, held in enumerate(self.weights.held) if number in held]
             at = {device: self.weights.slots(device, [number]) for device in holders}
@@ -144,8 +152,8 @@ class Update:
                 total = total | {b: jnp.where(me == device, with_it[b], mine_too[b]) for b in with_it}
         return total
 
-    def _over_all(self, me: Any, total: Buffers) -> tuple[Any, Any]:
-        """The norm of all gradients, if it is needed, and whether all of them are finite, likewise."""
+    def _over_all(self, me: Array, total: Buffers) -> tuple[Array | None, Array | None]:
+        """The norm of all gradients, and whether all of them are finite. Each is None if it is not needed."""
         norm = finite = None
         if self._clip() is not None:
             squares = jnp.zeros(())
@@ -163,29 +171,33 @@ class Update:
         return norm, finite
 
     def _clip(self) -> float | None:
+        """The global norm to clip gradients to, if any."""
         limit = getattr(list(chain(self.optimizer))[-1], "global_clipnorm", None)
         return float(limit) if limit else None
 
-    def _clip_factor(self, norm: Any, common: list[Any]) -> Any:
+    def _clip_factor(self, norm: Array | None, common: list[Array]) -> Array | None:
         limit = self._clip()
-        if limit is None:
+        if limit is None or norm is None:
             return None
         norm = norm / loss_scale(self.optimizer, zero_filled(self.optimizer.variables, self.common, common))
+        # The second term is 0, or NaN if the norm is not finite.
         return jnp.minimum(limit / norm, 1.0) + (norm - norm)
 
 
-def from_device(device: int, me: Any, tree: Any) -> Any:
-    """What one device has, on all of them."""
+def from_device(device: int, me: Array, tree: Tree) -> Tree:
+    """The values of one device, on all devices. `me` is the number of the device that runs this."""
     return jax.tree.map(lambda a: _sum(jnp.where(me == device, a, jnp.zeros_like(a))), tree)
 
 
-def _sum(array: Any) -> Any:
-    return lax.psum(array.astype(jnp.int32), STAGE_AXIS) > 0 if array.dtype == bool else lax.psum(array, STAGE_AXIS)
+def _sum(array: Array) -> Array:
+    is_flag = array.dtype == bool
+    total: Array = lax.psum(array.astype(jnp.int32) if is_flag else array, STAGE_AXIS)
+    return total > 0 if is_flag else total
 
 
 @contextlib.contextmanager
-def _told_finite(twin: Any, finite: Any) -> Iterator[None]:
-    """While active, a twin that scales its loss believes `finite` instead of looking at its own gradients."""
+def _told_finite(twin: keras.optimizers.Optimizer, finite: Array | None) -> Iterator[None]:
+    """While active, a twin with loss scaling uses `finite` instead of checking its own gradients."""
     with contextlib.ExitStack() as stack:
         for link in chain(twin):
             if isinstance(link, keras.optimizers.LossScaleOptimizer):
@@ -194,16 +206,16 @@ def _told_finite(twin: Any, finite: Any) -> Iterator[None]:
 
 
 def make_update(
-    optimizer: Any,
-    variables: Sequence[Any],
+    optimizer: keras.optimizers.Optimizer,
+    variables: Sequence[keras.Variable],
     weights: Store,
     average: bool,
     replicas: Replicas,
     kind: type[Update] | None = None,
 ) -> Update:
-    """The update of a built optimizer over `variables`, the model's trainable ones.
+    """The update of the model's trainable `variables` by a built optimizer.
 
-    With `kind`, a `ShardedUpdate`, each replica has its share of the state.
+    If `kind` is `ShardedUpdate`, each replica has its share of the optimizer's state.
     """
     shapes = [tuple(v.shape) for v in variables]
     if kind is not None:
@@ -213,8 +225,9 @@ def make_update(
     keys = _keys(whole, range(len(variables)))
     if len(keys) != len(optimizer.variables):
         raise ValueError(
-            f"A second {type(optimizer).__name__} made from its configuration has {len(keys)} variables instead of "
-            f"{len(optimizer.variables)}, so it cannot be divided over the stages. Give it a complete `get_config`."
+            f"A copy of {type(optimizer).__name__} made from its `get_config` has {len(keys)} variables instead of "
+            f"{len(optimizer.variables)}, so the optimizer cannot be divided over the stages. Make `get_config` "
+            "complete."
         )
     number = {key: i for i, key in enumerate(keys)}
     common = tuple(i for i, (owner, _) in enumerate(keys) if owner is None)
@@ -224,8 +237,8 @@ def make_update(
         own = _keys(twin, held)
         if sum(owner is None for owner, _ in own) != len(common):
             raise ValueError(
-                f"It cannot be told which variables of {type(optimizer).__name__} belong to which weight, because they "
-                "are not named after it. Create them with `add_variable_from_reference`."
+                f"The variables of {type(optimizer).__name__} are not named after the weights they belong to, so it "
+                "cannot be divided over the stages. Create them with `add_variable_from_reference`."
             )
         orders.append(tuple(number[key] for key in own))
     specs = [Spec.of(v) for v in whole.variables]
@@ -236,21 +249,31 @@ def make_update(
     )
 
 
-def _twin(optimizer: Any, variables: Sequence[Any], shapes: Sequence[tuple[int, ...]], numbers: Sequence[int]) -> Any:
-    """An optimizer with the same settings for some of the variables, with stand-ins that are named by number."""
+def _twin(
+    optimizer: keras.optimizers.Optimizer,
+    variables: Sequence[keras.Variable],
+    shapes: Sequence[tuple[int, ...]],
+    numbers: Sequence[int],
+) -> keras.optimizers.Optimizer:
+    """An optimizer with the same settings for some of the variables.
+
+    It is built for stand-ins of these shapes, whose names contain the numbers of the variables.
+    """
     plain = unwrapped(optimizer)
     twin = make_twin(plain, f"{type(plain).__name__} cannot update the stages of a pipeline")
     owned = [variables[n] for n in numbers]
     stand_ins = [stand_in(v, shapes[n], f"slice{n}of_") for n, v in zip(numbers, owned, strict=True)]
     build_twin(twin, plain, stand_ins, owned)
-    list(chain(twin))[-1].global_clipnorm = None  # clipped before, over all devices
-    # Their values always come from the state.
+    # Gradients are clipped beforehand, over all devices.
+    list(chain(twin))[-1].global_clipnorm = None
+    # The values always come from the state.
     drop_values([*stand_ins, *twin.variables])
     return twin
 
 
-def _keys(twin: Any, numbers: Sequence[int]) -> list[tuple[int | None, int]]:
-    """For each variable of a twin, the weight it belongs to, and which of that weight's variables it is."""
+def _keys(twin: keras.optimizers.Optimizer, numbers: Sequence[int]) -> list[tuple[int | None, int]]:
+    """For each variable of a twin: the number of the weight it belongs to, if any, and its index among that weight's
+    variables."""
     counts: dict[int | None, int] = {}
     keys = []
     for variable in twin.variables:

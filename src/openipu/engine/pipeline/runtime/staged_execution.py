@@ -1,14 +1,13 @@
-"""What one execution of a pipelined model computes: updates, each of them a run through the schedule's table.
+"""What one execution of a pipelined model computes: updates, each of them one run through the schedule's table.
 
-The same counts and rules as in loop/execution.py. Micro-batches that are left over go through the same table, in which
-those that are missing are skipped; a smaller last batch goes through a table of its own.
+It counts in the same way as loop/execution.py. Leftover micro-batches go through the same table, which skips the
+missing ones. A smaller last batch goes through a table of its own.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.state import Outcome, State
@@ -18,41 +17,46 @@ from openipu.engine.loop.arrays import fetch, is_float, length, row, rows_of
 from openipu.engine.loop.remainder import Counts, Remainder
 from openipu.engine.loop.replica_state import agree
 from openipu.engine.loop.results import Collector, Kept
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import jax.numpy as jnp
 from jax import lax
 
+from .packing import Buffers
 from .stage_layout import StageLayout
 from .stage_update import from_device
-from .ticks import Boxes, Flow, Pipeline, TickState
+from .tick_state import Boxes, Flow, TickState
+from .ticks import Pipeline
 from .variable_store import listed, numbered
 
 Running = tuple[State, Kept, Boxes]
+"""What goes from one update to the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedExecution:
-    """The static part of an execution: pipelines for full micro-batches and for the tail, and what is collected."""
+    """All that is known about an execution before it runs: its pipelines, and what to collect."""
 
     outcome: Outcome
     spread: StageLayout
     full: Pipeline
+    """The pipeline for full micro-batches."""
     tail: Pipeline | None
+    """The pipeline for a smaller last batch."""
     micro_batches: int
-    """Those of one update."""
+    """Micro-batches per update."""
     results: Tree
     """Shapes of the last stage's results, for a full micro-batch and for the tail."""
     live: StepLogs | None = None
-    """Who is told about each step while the execution runs."""
+    """Receives the logs of each step while the execution runs."""
 
     @property
     def replicas(self) -> Replicas:
-        """Where it runs."""
+        """The replicas that it runs on."""
         return self.spread.replicas
 
-    def run(self, state: State, resident: Tree, body: Tree, counts: Counts, tail: Tree) -> tuple[Any, State]:
-        """Run a slab on one device; gives what the outcome asks for, and the new state."""
+    def run(self, state: State, resident: Tree, body: Tree, counts: Counts, tail: Tree) -> tuple[Tree, State]:
+        """Run a slab on one device. Returns what the outcome asks for, and the new state."""
         replicas, outcome = self.replicas, self.outcome
         begin = outcome.begin(state) if outcome.begin is not None else state
         strength = self.full.accumulation.strength(replicas.count)
@@ -63,7 +67,7 @@ class StagedExecution:
         updates = _Updates(self, resident, body, tail, begin, remainder, collector)
 
         kept = collector.start(begin.metrics, self.results[0], self.results[1], length(body))
-        # Boxes are made once for all updates: filling so much memory with zeros takes as long as some steps.
+        # The boxes are created once for all updates: filling that much memory with zeros takes as long as some steps.
         first = begin, kept, self.full.boxes()
         state, kept, _ = lax.fori_loop(0, remainder.updates + (remainder.samples > 0), updates.run, first)
         collector.finish(kept)
@@ -71,20 +75,20 @@ class StagedExecution:
         return collector.results(state, self._of_last_stage(kept.results)), state
 
     def _settle(self, state: State, begin: State) -> State:
-        """Metrics as the last stage counted them, on all devices; moving statistics averaged over replicas."""
+        """The state with the last stage's metrics on all devices, and moving statistics averaged over replicas."""
         state = agree(self.replicas, state._replace(metrics=self._of_last_stage(state.metrics)), begin)
-        # Seeds have advanced as far as the first replica has data, which is the one that has most.
+        # The first replica has the most data, so its seeds have advanced the furthest.
         seeds = [a if is_float(a) else self.replicas.of_first(a) for a in state.non_trainable]
         return state._replace(non_trainable=seeds)
 
     def _of_last_stage(self, tree: Tree) -> Tree:
-        """What the device of the last stage has, on all devices."""
+        """The values of the last stage's device, on all devices."""
         return from_device(self.full.table.devices[self.full.last], lax.axis_index(STAGE_AXIS), tree)
 
 
 @dataclass(frozen=True, slots=True)
 class _Updates:
-    """The updates of one execution on one device, the last of them perhaps incomplete."""
+    """The updates of one execution on one device. The last of them may be incomplete."""
 
     of: StagedExecution
     resident: Tree
@@ -94,8 +98,8 @@ class _Updates:
     remainder: Remainder
     collector: Collector
 
-    def run(self, number: Any, running: Running) -> Running:
-        """Update number `number`."""
+    def run(self, number: Array, running: Running) -> Running:
+        """Run update number `number`, counted from 0."""
         spread, full, replicas = self.of.spread, self.of.full, self.of.replicas
         state, kept, boxes = running
         whole = number < self.remainder.updates
@@ -112,12 +116,12 @@ class _Updates:
         state = state._replace(non_trainable=listed(carry.state), metrics=carry.metrics)
         return (updated(spread, state, carry.total) if training else state), carry.kept, boxes
 
-    def _flow(self, number: Any, whole: Any) -> Flow:
-        """The full micro-batches of an update."""
+    def _flow(self, number: Array, whole: Array) -> Flow:
+        """The full micro-batches of an update; `whole` says whether the update is complete."""
         remainder, size = self.remainder, self.of.micro_batches
         first = number * size
 
-        def keep(kept: Kept, m: Any, result: Tree, active: Any, metrics: list[Any]) -> Kept:
+        def keep(kept: Kept, m: Array, result: Tree, active: Array, metrics: list[Array]) -> Kept:
             return self.collector.add(kept, first + m, result, active, metrics)
 
         return Flow(
@@ -129,10 +133,10 @@ class _Updates:
             keep,
         )
 
-    def _tail_flow(self, whole: Any) -> Flow:
-        """The tail, which one replica has. All compute a prediction, because it leaves the program from the first."""
+    def _tail_flow(self, whole: Array) -> Flow:
+        """The tail, which one replica has. All replicas compute its predictions, because the first one returns them."""
 
-        def keep(kept: Kept, _m: Any, result: Tree, active: Any, metrics: list[Any]) -> Kept:
+        def keep(kept: Kept, _m: Array, result: Tree, active: Array, metrics: list[Array]) -> Kept:
             return self.collector.add(kept, None, result, active, metrics)
 
         everywhere = self.of.outcome.collect == "all"
@@ -140,16 +144,16 @@ class _Updates:
         share = self._share(whole, self.remainder.tail_rows)
         return Flow(lambda _: fetch(self.resident, self.tail), 1, mine, share, False, keep)
 
-    def _share(self, whole: Any, rows: int) -> Any:
-        """How often each gradient of a micro-batch of so many rows counts."""
+    def _share(self, whole: Array, rows: int) -> Array:
+        """How often each gradient of a micro-batch with `rows` rows counts."""
         return jnp.where(whole, _full_scale(self.of.full.accumulation), self.remainder.share(rows))
 
 
-def _run_once(pipeline: Pipeline, weights: Any, optimizer: list[Any], flow: Flow, carry: TickState) -> TickState:
+def _run_once(pipeline: Pipeline, weights: Buffers, optimizer: list[Array], flow: Flow, carry: TickState) -> TickState:
     return pipeline.run(weights, optimizer, carry, flow, pipeline.boxes())[0]
 
 
-def updated(spread: StageLayout, state: State, total: Any) -> State:
+def updated(spread: StageLayout, state: State, total: Buffers) -> State:
     """The state after an update with these gradients."""
     assert spread.update is not None
     slots, common = spread.slots(state)
@@ -158,5 +162,5 @@ def updated(spread: StageLayout, state: State, total: Any) -> State:
 
 
 def _full_scale(accumulation: Accumulation) -> float:
-    """How often a gradient counts in a full update: a mean is built from scaled summands."""
+    """How often a gradient counts in a full update. A mean is a sum of scaled gradients."""
     return accumulation.strength(1) / accumulation.steps

@@ -1,4 +1,4 @@
-"""A model's variables on the devices that use them, each device with those of its own stages only."""
+"""A model's variables on the devices that use them: each device only holds those of its own stages."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openipu.engine.types import Array
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .packing import Buffers, Packing, Slot, Spec, pack
+from .packing import Buffers, Packing, Shaped, Slot, Spec, pack
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Which variables each device holds, and where in its buffers.
-
-    `held[device]` are numbers of variables. One that stages on several devices use is held by each of them.
-    """
+    """Which variables each device holds, and where they are in its buffers."""
 
     held: tuple[tuple[int, ...], ...]
+    """For each device, numbers of variables. A variable that stages on several devices use is on all of them."""
     packing: Packing
+    """One group of arrays per device."""
 
     def slots(self, device: int, numbers: Sequence[int] | None = None) -> list[Slot]:
-        """Where a device keeps these variables, or all of its own."""
+        """Where a device holds these variables, or all of its own."""
         at = dict(zip(self.held[device], self.packing.slots[device], strict=True))
         return [at[number] for number in (self.held[device] if numbers is None else numbers)]
 
     def shared(self) -> list[int]:
-        """The variables that several devices hold."""
+        """The numbers of the variables that several devices hold."""
         numbers = [number for held in self.held for number in held]
         return sorted({number for number in numbers if numbers.count(number) > 1})
 
@@ -42,8 +43,8 @@ class Store:
 
     # --- outside the program
 
-    def scatter(self, values: Sequence[Any]) -> list[np.ndarray]:
-        """All buffers of all devices, filled with the variables' values: arrays of (device, element)."""
+    def scatter(self, values: Sequence[Array | np.ndarray]) -> list[np.ndarray]:
+        """The buffers of all devices, filled with the variables' values: arrays of (device, element)."""
         buffers = [np.zeros((len(self.held), spec.size), spec.dtype) for spec in self.packing.buffers]
         for device, held in enumerate(self.held):
             for number, slot in zip(held, self.packing.slots[device], strict=True):
@@ -51,8 +52,8 @@ class Store:
                 buffers[slot.buffer][device, slot.offset : slot.offset + flat.size] = flat
         return buffers
 
-    def gather(self, buffers: Sequence[Any], count: int) -> list[Any]:
-        """The inverse of `scatter`."""
+    def gather(self, buffers: Sequence[Array | np.ndarray], count: int) -> list[Array]:
+        """The inverse of `scatter`, for `count` variables."""
         host = [_rows(buffer) for buffer in buffers]
         values: list[Any] = [None] * count
         for device, held in reversed(list(enumerate(self.held))):
@@ -68,24 +69,24 @@ def make_store(specs: Sequence[Spec], held: Sequence[Sequence[int]]) -> Store:
     return Store(tuple(map(tuple, held)), pack(groups, range(len(held))))
 
 
-def zero_filled(variables: Sequence[Any], numbers: Sequence[int], values: Sequence[Any]) -> list[Any]:
-    """A value for each variable: those that are known, and zeros that nobody reads for the others."""
+def zero_filled(variables: Sequence[Shaped], numbers: Sequence[int], values: Sequence[Array]) -> list[Array]:
+    """A value for each variable: those in `values`, and for all others zeros, which are never read."""
     known = dict(zip(numbers, values, strict=True))
     return [known[i] if i in known else jnp.zeros(v.shape, v.dtype) for i, v in enumerate(variables)]
 
 
-def numbered(buffers: Sequence[Any]) -> Buffers:
-    """A list of buffers by number."""
+def numbered(buffers: Sequence[Array]) -> Buffers:
+    """A list of buffers as a dict, by number."""
     return dict(enumerate(buffers))
 
 
-def listed(buffers: Buffers) -> list[Any]:
-    """All buffers as a list."""
+def listed(buffers: Buffers) -> list[Array]:
+    """The inverse of `numbered`."""
     return [buffers[i] for i in range(len(buffers))]
 
 
-def _rows(buffer: Any) -> dict[int, np.ndarray]:
-    """A buffer's row for each device, read from where it is."""
+def _rows(buffer: Array | np.ndarray) -> dict[int, np.ndarray]:
+    """The row of each device, read from the devices of this process."""
     if isinstance(buffer, np.ndarray):
         return dict(enumerate(buffer))
     found: dict[int, np.ndarray] = {}
