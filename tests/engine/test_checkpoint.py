@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_named(checkpoints):
     for like, words in (
         ({"weights": [np.zeros((2, 4)), STATE["weights"][1]]}, "`weights.0` is float64[2, 3] there and float64[2, 4]"),
         ({"weights": STATE["weights"][:1]}, "`weights.1` is int8[2] there and missing here"),
-        ({"step": 0, "other": 1}, "`other` is missing there and a int here"),
+        ({"step": 0, "other": 1}, "`other` is missing there and an int here"),
     ):
         with pytest.raises(ValueError, match=re.escape(words)):
             checkpoints.restore(like)
@@ -123,7 +123,7 @@ def test_wrong_arguments_are_refused(checkpoints, tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no checkpoint in"):
         checkpoints.restore(STATE)
     checkpoints.save(1, STATE)
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 2 .* Those there: \[1\]"):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 2 .* Available steps: \[1\]"):
         checkpoints.restore(STATE, step=2)
 
 
@@ -150,7 +150,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(checkpoints, every):
     checkpoints.save(2, STATE | {"step": 8}, wait=True)
     newest = checkpoints.folder / "2"
     for what in damage(newest, every):
-        with pytest.warns(RuntimeWarning, match=f"The checkpoint {newest} is damaged .* It is passed over"):
+        with pytest.warns(RuntimeWarning, match=f"The checkpoint {newest} is damaged .* It is skipped"):
             assert checkpoints.restore({"step": 0}) == (1, {"step": 7}), what
     assert checkpoints.restore(STATE)[0] == 2, "all is well again"
     (newest / MANIFEST).unlink()
@@ -175,7 +175,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(checkpoints, caplog):
         resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
     [message] = [r.getMessage() for r in caplog.records if r.name == "openipu"]
     assert "Checkpoint 2 could not be saved" in message
-    assert "Training goes on; the newest checkpoint is 1." in message
+    assert "Training continues; the newest checkpoint is 1." in message
     assert [path.name for path in checkpoints.folder.iterdir()] == ["1"]
     assert checkpoints.restore(big)[0] == 1
     checkpoints.save(3, big, wait=True)

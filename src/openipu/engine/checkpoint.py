@@ -1,11 +1,11 @@
 """Checkpoints: the state of a training run on disk, complete or not there at all.
 
-Who does what: Orbax writes and reads the arrays. Here is when to save, in which order files come to be, and which
-checkpoint may be trusted. Whoever trains decides what is in the tree (callbacks.py for `fit`).
+Orbax writes and reads the arrays. This module decides when to save, in which order files are written, and which
+checkpoint can be trusted. The caller decides what a checkpoint contains (callbacks.py for `fit`).
 
-[Note: complete or not there] A checkpoint is written into a folder with another name, together with a digest of every
-file, and then renamed to its step: a process killed at any moment leaves whole checkpoints only. Files may be damaged
-later, by a disk or by a crash of the machine; then a digest no longer fits, and an older checkpoint is used.
+[Note: complete or not there] A checkpoint is written into a temporary folder, together with a digest of every file,
+and then renamed to its step. So a process killed at any moment leaves only complete checkpoints. If files are damaged
+later, by a disk or a crash of the machine, a digest no longer matches, and an older checkpoint is used.
 """
 
 from __future__ import annotations
@@ -22,31 +22,29 @@ from pathlib import Path
 from typing import Any
 
 from openipu import _validate as validate
+from openipu.engine.types import Tree
 
 import jax
 import numpy as np
 
 log = logging.getLogger("openipu")
 
-Tree = Any
-"""A dict of dicts, lists, arrays, numbers and strings."""
-
 MANIFEST = "openipu.json"
-"""Numbers, strings, and the digest of every other file. Its own digest is its first line."""
+"""The file with numbers, strings and the digest of every other file. Its first line is its own digest."""
 _ARRAYS = "arrays"
 _SAVING, _REMOVED = "saving-", "removed-"
 
 
 class DamagedError(Exception):
-    """A checkpoint's files are not as they were written."""
+    """The files of a checkpoint have changed since they were written."""
 
 
 class Checkpoints:
-    """The checkpoints in a folder, one per step; the newest `keep` stay (None: all).
+    """The checkpoints in a folder, one per step. The newest `keep` are kept (None: all).
 
-    One is due after `every_steps` steps or `every_seconds` seconds, whichever comes first, or always when neither is
-    given. Saving cannot hold training up: nothing is due while one is being written and another one waits, or sooner
-    than writing the last one took, divided by `max_share`.
+    One is due after `every_steps` steps or `every_seconds` seconds, whichever comes first, or always if neither is
+    given. Saving does not hold up training: none is due while one is being written and another one waits, or before the
+    time that writing the last one took, divided by `max_share`, has passed.
 
     >>> checkpoints = Checkpoints("run", keep=3, every_steps=1000)
     >>> checkpoints.save(1000, {"weights": weights, "step": 1000})
@@ -74,7 +72,7 @@ class Checkpoints:
     # --- saving
 
     def due(self, step: int) -> bool:
-        """Whether it is time to save again."""
+        """Whether it is time to save a checkpoint."""
         passed = time.monotonic() - self._last_time
         if sum(not saving.done() for saving in self._saving) > 1 or passed * self._max_share < self._seconds:
             return False
@@ -84,9 +82,10 @@ class Checkpoints:
         return enough or (self._every_seconds is not None and passed >= self._every_seconds)
 
     def save(self, step: int, tree: Tree, *, wait: bool = False) -> None:
-        """Save `tree` as it is now, in the background; the arrays may be changed or donated right after the call.
+        """Save `tree`, a dict of dicts, lists, arrays, numbers and strings, in the background.
 
-        A save that fails is reported in the log; older checkpoints stay, and training goes on.
+        The arrays may be changed or donated right after the call. A save that fails is reported in the log. Older
+        checkpoints stay, and training continues.
         """
         step = validate.count("step", step, least=0)
         named = _named(tree)
@@ -99,8 +98,8 @@ class Checkpoints:
                         "and strings, in dicts and lists."
                     )
                 values[name] = value
-        # One is written, one waits: memory holds no more than two copies of the state.
-        self._finish(but=1)
+        # One is being written and one waits, so memory holds at most two copies of the state.
+        self._finish(left=1)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="openipu-checkpoint")
         self._last_step, self._last_time = step, time.monotonic()
@@ -110,14 +109,14 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait until everything is written."""
-        self._finish(but=0)
+        self._finish(left=0)
 
-    def _finish(self, but: int) -> None:
-        while len(self._saving) > but:
+    def _finish(self, left: int) -> None:
+        while len(self._saving) > left:
             self._saving.pop(0).result()
 
     def close(self) -> None:
-        """Wait, and end the background thread."""
+        """Wait until everything is written, and end the background thread."""
         self.wait()
         if self._thread is not None:
             self._thread.shutdown()
@@ -125,7 +124,7 @@ class Checkpoints:
 
     def _save(self, step: int, arrays: dict[str, Any], values: dict[str, Any]) -> None:
         try:
-            import orbax.checkpoint  # noqa: F401 - here, because it takes longer than to write
+            import orbax.checkpoint  # noqa: F401 - before the clock starts, because importing takes longer than writing
 
             on_host = {name: np.asarray(a) for name, a in arrays.items()}
             began = time.monotonic()
@@ -135,9 +134,9 @@ class Checkpoints:
                 _remove(self.folder / str(old))
             self._seconds = time.monotonic() - began
         except Exception as error:
-            # Whatever it is (the disk is full, the folder is gone), the run is worth more than this checkpoint.
+            # Whatever went wrong (a full disk, a missing folder), the run is worth more than this checkpoint.
             log.error(
-                "Checkpoint %d could not be saved in %s: %s. Training goes on; the newest checkpoint is %s.",
+                "Checkpoint %d could not be saved in %s: %s. Training continues; the newest checkpoint is %s.",
                 step, self.folder, _first_line(error), self.latest(),
             )  # fmt: skip
             shutil.rmtree(self.folder / f"{_SAVING}{step}", ignore_errors=True)
@@ -156,27 +155,29 @@ class Checkpoints:
         return steps[-1] if steps else None
 
     def restore(self, like: dict[str, Tree], step: int | None = None) -> tuple[int, dict[str, Tree]]:
-        """The newest intact checkpoint (or that of `step`) and its step; arrays come as NumPy arrays.
+        """The step and contents of the newest intact checkpoint, or of that at `step`. Arrays become NumPy arrays.
 
-        `like` says what to read: its keys, each with a tree of the same structure, shapes and dtypes as was saved, or
-        with None to take what there is as a flat dict. DamagedError checkpoints are named in a warning and passed over.
+        `like` says what to read. For each of its keys, it has a tree with the structure, shapes and dtypes that were
+        saved, or None to get everything under that key as a flat dict. Damaged checkpoints are skipped with a warning.
         """
         self.wait()
         steps = self.all_steps()
         if step is not None and step not in steps:
-            raise FileNotFoundError(f"There is no checkpoint of step {step} in {self.folder}. Those there: {steps}.")
+            raise FileNotFoundError(
+                f"There is no checkpoint of step {step} in {self.folder}. Available steps: {steps}."
+            )
         for candidate in reversed(steps) if step is None else (step,):
             try:
                 tree = _read(self.folder / str(candidate), like)
             except DamagedError as error:
                 if step is not None:
-                    raise ValueError(f"{error} Use another step: there are {steps}.") from None
-                warnings.warn(f"{error} It is passed over.", RuntimeWarning, stacklevel=2)
+                    raise ValueError(f"{error} Use another step. Available steps: {steps}.") from None
+                warnings.warn(f"{error} It is skipped.", RuntimeWarning, stacklevel=2)
             else:
                 self._last_step = candidate
                 return candidate, tree
         raise FileNotFoundError(
-            f"None of the {len(steps)} checkpoints in {self.folder} is intact. Remove the folder to begin anew."
+            f"None of the {len(steps)} checkpoints in {self.folder} is intact. Remove the folder to start over."
             if steps
             else f"There is no checkpoint in {self.folder}."
         )
@@ -186,17 +187,17 @@ class Checkpoints:
 
 
 def _named(tree: Tree) -> dict[str, Any]:
-    """The leaves by name, such as `weights.0`."""
+    """The leaves of a tree by name, such as `weights.0`."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
 
 
 def _copies(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Copies that nobody else can change; those on a device are made there, without waiting for their values."""
+    """Copies that nothing else can change. Arrays on a device are copied there, without waiting for their values."""
     on_device = {name: a for name, a in arrays.items() if isinstance(a, jax.Array)}
     host = {name: np.array(a) for name, a in arrays.items() if name not in on_device}
     copies: dict[str, Any] = jax.device_put(on_device, may_alias=False)
@@ -204,7 +205,7 @@ def _copies(arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def _like(saved: dict[str, Any], key: str, like: Tree, place: str) -> Tree:
-    """The saved leaves under `key` in the structure of `like`."""
+    """The saved leaves under `key`, in the structure of `like`."""
     prefix = f"{key}."
     mine = {name: leaf for name, leaf in saved.items() if name == key or name.startswith(prefix)}
     if like is None:
@@ -214,8 +215,8 @@ def _like(saved: dict[str, Any], key: str, like: Tree, place: str) -> Tree:
         a, b = (_describe(leaves.get(name)) for leaves in (wanted, mine))
         if a != b:
             raise ValueError(
-                f"{place} does not fit: `{name}` is {b} there and {a} here. Restore into the model, optimizer and data "
-                "that it was saved from, or use another folder."
+                f"{place} does not match: `{name}` is {b} there and {a} here. Restore into the model, optimizer and "
+                "data that it was saved from, or use another folder."
             )
     return jax.tree.unflatten(jax.tree.structure(like), [mine[name] for name in wanted])
 
@@ -223,7 +224,7 @@ def _like(saved: dict[str, Any], key: str, like: Tree, place: str) -> Tree:
 def _describe(leaf: Any) -> str:
     if leaf is None:
         return "missing"
-    return f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}" if _is_array(leaf) else f"a {type(leaf).__name__}"
+    return f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}" if _is_array(leaf) else validate.a(leaf)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -234,8 +235,8 @@ def _write(folder: Path, step: int, arrays: dict[str, np.ndarray], values: dict[
     unfinished.mkdir(parents=True)
     needed, free = sum(a.nbytes for a in arrays.values()), shutil.disk_usage(folder).free
     if needed > free:
-        # Orbax would say so too, but in pages of tracebacks from its threads.
-        raise OSError(f"{needed} bytes are needed and {free} are free on the disk")
+        # Orbax would notice too, but with pages of tracebacks from its threads.
+        raise OSError(f"{needed} bytes are needed, but only {free} are free on the disk")
     if arrays:
         with _checkpointer() as orbax:
             orbax.save(unfinished / _ARRAYS, arrays)
@@ -256,7 +257,7 @@ def _read(path: Path, like: dict[str, Tree]) -> dict[str, Tree]:
 
 
 def _verified(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint whose files are all as they were written."""
+    """The manifest of a checkpoint. Raises `DamagedError` if any file has changed since it was written."""
     try:
         digest, _, text = (path / MANIFEST).read_bytes().decode("utf-8").partition("\n")
         intact = digest == _digest(text)
@@ -290,13 +291,13 @@ def _checkpointer() -> Any:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint; it is never there in part."""
+    """Remove a checkpoint. It is renamed first, so that it is never there in part."""
     removed = path.rename(path.with_name(f"{_REMOVED}{path.name}-{time.monotonic_ns()}"))
     shutil.rmtree(removed, ignore_errors=True)
 
 
 def _clean(folder: Path) -> None:
-    """Remove what killed processes and failed saves left behind. A folder has one writer at a time."""
+    """Remove what killed processes and failed saves left behind. A folder has only one writer at a time."""
     for pattern in (f"{_SAVING}*", f"{_REMOVED}*"):
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)

@@ -373,7 +373,7 @@ def test_what_belongs_to_another_platform_is_named(caplog: pytest.LogCaptureFixt
     config.optimizations.maximum_cross_replica_sum_buffer_size = 1000
     config.configure_ipu_system()
     assert systems.current_system().compiler_options == ()
-    assert "optimizations.maximum_cross_replica_sum_buffer_size (it means nothing on platform cpu)" in caplog.text
+    assert "optimizations.maximum_cross_replica_sum_buffer_size (it has no meaning on platform cpu)" in caplog.text
 
 
 @pytest.mark.parametrize("options", [{"xla_nonsense": "1"}, {"xla_cpu_enable_fast_math": "perhaps"}])

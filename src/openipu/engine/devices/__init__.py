@@ -1,1 +1,1 @@
-"""Which devices there are, which of them a model uses, and what they have room for."""
+"""Which devices there are, which of them a model uses, and how much memory they have."""

@@ -1,4 +1,4 @@
-"""Which system programs run on, and which strategies are open: those of the innermost scope in this thread."""
+"""Which system programs run on and which strategies are open, per thread: the innermost scope decides."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from openipu import _validate as validate
 _active = threading.local()
 
 
-def ordinal_of(device: Any, kind: str = "IPU") -> int:
-    """The number in a device's name."""
+def ordinal_of(device: object, kind: str = "IPU") -> int:
+    """The number in a device's name, such as 1 in "/device:IPU:1"."""
     match = re.fullmatch(rf"/device:{kind}:(\d+)", device) if isinstance(device, str) else None
     if match is None:
-        raise ValueError(f'{device!r} is not a device name. Give one such as "/device:{kind}:0".')
+        raise ValueError(f'{device!r} is not a device name. Give a name such as "/device:{kind}:0".')
     return int(match[1])
 
 
@@ -33,18 +33,18 @@ def on(ordinal: int) -> Iterator[None]:
 
 
 def current_ordinal() -> int | None:
-    """The number of the current system, None outside of all scopes."""
+    """The number of the current system; None outside all scopes."""
     stack = _active.__dict__.get("ordinals")
     return stack[-1] if stack else None
 
 
-def feed_ordinal(value: Any) -> int:
-    """The number of the system that a feed belongs to: the one given, or the current one, or 0."""
+def feed_ordinal(value: object) -> int:
+    """The number of the system that a feed belongs to: the given one, else the current one, else 0."""
     given = validate.count("device_ordinal", value, optional=True, least=0)
     return current_ordinal() or 0 if given is None else given
 
 
 def open_strategies() -> list[Any]:
-    """The strategies whose scopes are open in this thread, the innermost last."""
+    """The strategies whose scopes are open in this thread, innermost last."""
     strategies: list[Any] = _active.__dict__.setdefault("strategies", [])
     return strategies

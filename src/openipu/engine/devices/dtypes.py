@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from openipu.engine.types import Tree
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 
-def narrowed(batch: Any) -> Any:
-    """Arrays in the dtypes that devices use, so that JAX need not warn about those that it would change."""
+def narrowed(batch: Tree) -> Tree:
+    """The arrays in the dtypes that devices use, so that JAX does not warn about converting them."""
     return jax.tree.map(lambda a: np.asarray(a, jax.dtypes.canonicalize_dtype(a.dtype)), batch)
 
 
-def is_numeric(dtype: Any) -> bool:
-    """Whether devices compute with it: a number of any kind, or True and False."""
+def is_numeric(dtype: DTypeLike) -> bool:
+    """Whether devices can compute with this dtype: numbers of any kind, or booleans."""
     return bool(jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_))

@@ -1,4 +1,4 @@
-"""Compiled things that are worth keeping: those used last, as long as the devices they were made for exist."""
+"""Compiled programs that are kept: the most recently used ones, as long as their devices exist."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 class KeptPrograms(Generic[T]):
-    """At most `most` values by place and key."""
+    """At most `most` values, by place and key."""
 
     def __init__(self, most: int) -> None:
         self._most, self._lock = most, threading.RLock()
         self._values: OrderedDict[tuple[Placement, Hashable], T] = OrderedDict()
 
     def get(self, place: Placement, key: Hashable, make: Callable[[], T]) -> T:
-        """The value of a key, made if it is not there; then what belongs to an older configuration is dropped."""
+        """The value for a key, made if it is not there. Making one drops all values of older configurations."""
         whole = (place, key)
         with self._lock:
             if whole not in self._values:

@@ -18,7 +18,7 @@ NOT_RUN = (DeviceConnectionType.PRE_COMPILE, DeviceConnectionType.NEVER)
 class Placement:
     """The devices of a model's replicas, and what the configuration says about programs on them.
 
-    A program stays usable as long as the place it was compiled for is equal to the current one.
+    A program stays usable as long as the placement it was compiled for equals the current one.
     """
 
     replicas: Replicas
@@ -31,7 +31,7 @@ class Placement:
 
 
 def placement_on(system: System, each: int = 1) -> Placement:
-    """Where a model runs on `system`: as many replicas as there is room for, with `each` devices for one of them."""
+    """Where a model runs on `system`: as many replicas as there is room for, with `each` devices per replica."""
     settings, present = system.settings, len(system.devices)
     group, count = settings.batch_norm_group, present // each
     if count == 0:

@@ -1,6 +1,6 @@
-"""The persistent cache of compiled programs: a program compiled once starts at once in every later process.
+"""The persistent cache of compiled programs: what one process has compiled, later ones need not compile again.
 
-`openipu.settings.cache_folder` decides where it is and how large it may grow. JAX does the caching.
+`openipu.settings.cache_folder` decides where the cache is and how large it may grow. JAX does the caching.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ _hits: list[int] = []
 
 
 def enable(cache: Cache | None) -> None:
-    """Make JAX use `cache`, or none. A cache that the user has set up in JAX itself is left alone."""
+    """Make JAX use `cache`; None for no cache. A cache that the user has set up in JAX itself is left alone."""
     global _enabled
     import jax
 
@@ -35,7 +35,7 @@ def enable(cache: Cache | None) -> None:
 
 
 def hits() -> int:
-    """How many programs came from a cache since this was first asked."""
+    """How many programs have come from a cache since the first call of this function."""
     if not _hits:
         import jax
 
@@ -55,15 +55,15 @@ def _set_up(config: Any, cache: Cache | None) -> None:
     config.update("jax_compilation_cache_dir", None if cache is None else str(cache.folder))
     if cache is not None:
         _repair(cache.folder)
-        # JAX refuses to bound a cache when it cannot lock it.
+        # JAX refuses to limit the size of a cache that it cannot lock.
         lockable = importlib.util.find_spec("filelock") is not None
         config.update("jax_compilation_cache_max_size", cache.max_bytes if lockable else UNLIMITED)
         config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
-    compilation_cache.reset_cache()  # JAX looks at its settings only once
+    compilation_cache.reset_cache()  # JAX reads its settings only once
 
 
 def _repair(folder: Path) -> None:
-    """Delete entries that a killed process left half written; one of them keeps JAX from adding any other."""
+    """Delete entries that a killed process left half written. A single one would keep JAX from adding others."""
     for entry in folder.glob("*-cache"):
         if not entry.with_name(entry.name.removesuffix("-cache") + "-atime").exists():
             entry.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Replicas: copies of the model that each process their own micro-batches of one program.
+"""Replicas: copies of the model that run one program, each on its own micro-batches.
 
-The program is written once, for one replica, and runs on all devices of the mesh axis "replica" (`jax.shard_map`).
-What must be equal on all replicas (weights, optimizer state) is kept equal by reducing gradients once per update.
+The program is written for a single replica and runs on all devices of the mesh axis "replica" (`jax.shard_map`).
+Gradients are reduced once per update, which keeps weights and optimizer state equal on all replicas.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from openipu.engine.types import Tree
+from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
@@ -26,19 +26,18 @@ STAGE_AXIS = "stage"
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """The devices of all replicas of a model; a single device is one replica and costs nothing extra.
+    """The devices of all replicas of a model. A single device is one replica, at no extra cost.
 
-    Arrays that each replica has its own part of carry the replicas as an extra axis: the rows of a slab as axis 1,
-    metrics as axis 0.
+    Arrays that are split over replicas have an extra axis for them: axis 1 in the rows of a slab, axis 0 in metrics.
     """
 
-    devices: tuple[Any, ...]
+    devices: tuple[jax.Device, ...]
     each: int = 1
-    """Devices of one replica: those of its pipeline."""
+    """How many devices each replica has: those of its pipeline."""
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """How many replicas there are."""
         return len(self.devices) // self.each
 
     @property
@@ -48,23 +47,24 @@ class Replicas:
 
     @property
     def mesh(self) -> Mesh:
-        """The devices as JAX's mesh."""
+        """The devices as a JAX mesh."""
         return Mesh(np.array(self.devices).reshape(self.count, self.each), (REPLICA_AXIS, STAGE_AXIS))
 
     # --- outside the program
 
-    def everywhere(self) -> Any:
-        """Where arrays live that are the same on all replicas."""
+    def everywhere(self) -> jax.Device | NamedSharding:
+        """The placement of arrays that are the same on all replicas."""
         return self.devices[0] if len(self.devices) == 1 else NamedSharding(self.mesh, P())
 
-    def split(self, axis: int) -> Any:
-        """Where arrays live that are split over the replicas along `axis`."""
+    def split(self, axis: int) -> jax.Device | NamedSharding:
+        """The placement of arrays that are split over the replicas along `axis`."""
         return self.devices[0] if len(self.devices) == 1 else NamedSharding(self.mesh, P(*[None] * axis, REPLICA_AXIS))
 
     def program(self, run: Callable[..., Any], inputs: Tree, outputs: Tree) -> Callable[..., Any]:
-        """`run`, written for one replica, as a function on all of them. `inputs` and `outputs` say the split axes.
+        """`run`, written for one replica, as a function that runs on all of them.
 
-        They are trees of axis numbers, with None for what is the same everywhere.
+        `inputs` and `outputs` are trees of axis numbers: the axis that is split over replicas, or None for values that
+        are the same on all of them.
         """
         if self.count == 1:
             return run
@@ -73,8 +73,8 @@ class Replicas:
 
     # --- inside the program
 
-    def index(self) -> Any:
-        """The number of the replica that asks."""
+    def index(self) -> Array:
+        """The number of this replica."""
         return jnp.int32(0) if self.count == 1 else lax.axis_index(REPLICA_AXIS)
 
     def sum(self, tree: Tree) -> Tree:
@@ -90,23 +90,23 @@ class Replicas:
         """The mean over all replicas."""
         return tree if self.count == 1 else jax.tree.map(lambda a: a / self.count, self.sum(tree))
 
-    def mean_of_active(self, tree: Tree, active: Any, group: int | None = None) -> Tree:
-        """The mean over those replicas that are `active`: of all, or of each group of that many consecutive ones."""
+    def mean_of_active(self, tree: Tree, active: Array | bool, group: int | None = None) -> Tree:
+        """The mean over the `active` replicas: among all, or within each group of `group` consecutive ones."""
         if self.count == 1:
             return tree
         groups = None if group is None else consecutive(self.count, group)
 
-        def total(a: Any) -> Any:
+        def total(a: Array) -> Any:
             return lax.psum(a, REPLICA_AXIS, axis_index_groups=groups)
 
         if active is True:
             return jax.tree.map(lambda a: total(a) / (group or self.count), tree)
-        # Where nobody is active nobody uses the mean, but it has to be a number.
+        # If no replica is active, the mean is not used, but it still has to be a number.
         number = jnp.maximum(total(jnp.asarray(active, jnp.float32)), 1)
         return jax.tree.map(lambda a: total(jnp.where(active, a, jnp.zeros_like(a))) / number, tree)
 
-    def is_first(self) -> Any:
-        """Whether the replica that asks is the first one."""
+    def is_first(self) -> Array | bool:
+        """Whether this replica is the first one."""
         return True if self.count == 1 else self.index() == 0
 
     def of_first(self, tree: Tree) -> Tree:
@@ -114,19 +114,19 @@ class Replicas:
         return jax.tree.map(lambda a: self.sum(jnp.where(self.index() == 0, a, jnp.zeros_like(a))), tree)
 
     def gather(self, tree: Tree) -> Tree:
-        """The values of all replicas, stacked in front."""
+        """The values of all replicas, stacked along a new first axis."""
         return jax.tree.map(lambda a: a[None], tree) if self.count == 1 else lax.all_gather(tree, REPLICA_AXIS)
 
 
 SMALL = 4096
-"""Elements up to which an array is joined with others before it is summed over CPU replicas."""
+"""Arrays of up to this many elements are joined before they are summed over CPU replicas."""
 
 
-def _sum_joined(leaves: list[Any]) -> list[Any]:
-    """The sum over replicas, with small arrays of the same dtype in one piece.
+def _sum_joined(leaves: list[Any]) -> list[Array]:
+    """The sum over replicas, with small arrays of the same dtype joined into one.
 
-    XLA:CPU lets all replicas meet once for each array of an all-reduce, which takes about 15 us. Copying small arrays
-    costs less, copying large ones more (a weight of 784 x 128: 100 times more, inside a loop).
+    XLA:CPU synchronizes all replicas once for each array of an all-reduce, which takes about 15 us. Copying a small
+    array costs less. Copying a large one costs more (100 times more for a weight of 784 x 128 inside a loop).
     """
     leaves = [jnp.asarray(leaf) for leaf in leaves]
     groups: dict[Any, list[int]] = {}
@@ -134,10 +134,10 @@ def _sum_joined(leaves: list[Any]) -> list[Any]:
         groups.setdefault(leaf.dtype if leaf.size <= SMALL else i, []).append(i)
     parts = []
     for group in groups.values():
-        # The barrier keeps what makes the arrays, such as a matrix product, from being computed inside of the join.
+        # The barrier keeps what makes the arrays, such as a matrix product, from being fused into the join.
         members = lax.optimization_barrier([leaves[i] for i in group])
         parts.append(jnp.concatenate([a.reshape(-1) for a in members]) if len(group) > 1 else leaves[group[0]])
-    sums: dict[int, Any] = {}
+    sums: dict[int, Array] = {}
     for group, total in zip(groups.values(), lax.psum(parts, REPLICA_AXIS), strict=True):
         ends = np.cumsum([leaves[i].size for i in group])
         pieces = jnp.split(total, ends[:-1].tolist()) if len(group) > 1 else [total]

@@ -1,7 +1,7 @@
 """Configuration -> XLA devices.
 
-Responsible for: which devices a program may use, virtual CPU devices, reconfiguration.
-Not responsible for: what options mean (`openipu.settings`), meshes and replicas (replicas.py).
+This module decides which devices a program may use, makes virtual CPU devices, and handles reconfiguration. What
+options mean is decided in `openipu.settings`; meshes and replicas are in replicas.py.
 
     system = current_system()       # or system(1) for "/device:IPU:1"
     system.devices                  # (jax.Device, ...)
@@ -11,22 +11,23 @@ Not responsible for: what options mean (`openipu.settings`), meshes and replicas
 
 [Note: virtual CPU devices]
 XLA:CPU runs all its devices on one pool of max(cores, devices) threads, and a device that waits in a collective blocks
-one of them. So just as many devices are made as are used. Spare ones look useful, because their threads could keep the
-cores busy while devices wait, but each parallel operation wakes them for nothing: on 2 cores, an update of an MLP on 2
-replicas takes 495 us of processor time in a pool of 2 threads, 620 in one of 3 and 680 in one of 4. Two kinds of
-programs need spare threads. A pipeline asks for them (`reserve`): where one stage works and the others wait for it, its
-matrix products would have a single thread (a Sequential schedule on 2 cores takes 180 instead of 100 ms). And one that
-calls Python in the user's code is refused: all threads would wait in such calls for one that fetches the arguments
-(feeds take another way, see host_io/host_call.py).
+one of them. So no more devices are made than are used. Spare devices look useful, because their threads could keep the
+cores busy while other devices wait, but each parallel operation wakes them for nothing: on 2 cores, an update of an MLP
+on 2 replicas takes 495 us of processor time in a pool of 2 threads, 620 us with 3 threads and 680 us with 4.
 
-The number of devices is fixed when JAX starts. When more are needed later, the CPU client is thrown away and made again
-(`jax.extend.backend.clear_backends`, public). What was made before goes on working on the old client, which lives as
-long as its arrays: arrays, random keys, compiled functions, meshes, Keras models in the midst of training. JAX moves
-old arrays to new devices by itself, with one exception: an array *committed* to an old device (by `device_put` or a
-sharding) cannot meet one committed to a new device in the same operation until it has been `device_put` there. Keras
-does not commit its variables; the engine must `device_put` its own state after a change of generation. All of JAX's
-compiled functions are dropped, which the cache on disk softens. A second CPU client beside the first would avoid that,
-but making one is private API of jaxlib. Measured with JAX 0.10.2 and 0.11.0 on 2 cores.
+Two kinds of programs need spare threads. A pipeline asks for them (`reserve`): while one stage works and the others
+wait for it, its matrix products would have a single thread (a Sequential schedule on 2 cores takes 180 instead of
+100 ms). A program that calls Python in the user's code is refused: all threads could end up waiting in such calls, with
+none left to fetch the arguments (feeds take another way, see host_io/host_call.py).
+
+The number of devices is fixed when JAX starts. If more are needed later, the CPU client is discarded and made again
+(`jax.extend.backend.clear_backends`, which is public). What was made before keeps working on the old client, which
+lives as long as its arrays: arrays, random keys, compiled functions, meshes, Keras models in the middle of training.
+JAX moves old arrays to new devices by itself, with one exception: an array *committed* to an old device (by
+`device_put` or a sharding) cannot be used together with one committed to a new device until it has been `device_put`
+there. Keras does not commit its variables; the engine must `device_put` its own state when the generation changes. All
+of JAX's compiled functions are dropped, but the cache on disk makes up for most of that. A second CPU client beside the
+first would avoid it, but making one takes private API of jaxlib. Measured with JAX 0.10.2 and 0.11.0 on 2 cores.
 """
 
 import contextlib
@@ -51,7 +52,7 @@ from . import program_cache
 
 MAX_VIRTUAL_DEVICES: Final = 1024
 
-_jax: Any = jax  # parts of its public surface carry no annotations
+_jax: Any = jax  # parts of its public API carry no annotations
 _lock = threading.RLock()
 _settings: Settings | None = None
 _systems: tuple["System", ...] | None = None
@@ -72,12 +73,12 @@ class System:
 
 
 def current_system() -> System:
-    """Give the first system. A process that never configured anything gets the default device."""
+    """The first system. A process that has configured nothing gets the default device."""
     return system(0)
 
 
 def system(ordinal: int = 0) -> System:
-    """Give the system behind "/device:IPU:<ordinal>", attaching the devices if that has not happened yet."""
+    """The system behind "/device:IPU:<ordinal>". Attaches the devices if that has not happened yet."""
     systems = attach()
     if not 0 <= ordinal < len(systems):
         raise ValueError(
@@ -88,19 +89,19 @@ def system(ordinal: int = 0) -> System:
 
 
 def generation() -> int:
-    """Give the number that changes with every reconfiguration."""
+    """A number that changes with every reconfiguration."""
     return _generation
 
 
 def configured() -> Settings | None:
-    """Give the active configuration, None when nothing was configured."""
+    """The active configuration; None if nothing was configured."""
     return _settings
 
 
 def configure(settings: Settings | None) -> None:
-    """Make `settings` the active configuration, None for none; programs compiled under another one are dropped.
+    """Make `settings` the active configuration, or None for none. Programs compiled under another one are dropped.
 
-    When the devices are not to be had, the error leaves the previous configuration in force.
+    If the devices are not available, this raises, and the previous configuration stays in force.
     """
     global _settings, _systems, _generation
     with _lock:
@@ -114,7 +115,7 @@ def configure(settings: Settings | None) -> None:
 
 
 def attach() -> tuple[System, ...]:
-    """Find, or make, the devices of the active configuration."""
+    """The systems of the active configuration. Finds or makes their devices if that has not happened yet."""
     global _systems
     attached = _systems
     if attached is not None:
@@ -126,16 +127,16 @@ def attach() -> tuple[System, ...]:
 
 
 def _unconfigured() -> Settings:
-    validate.no_effect(without_effect(OptionTree()))  # the environment can still ask for something
+    validate.no_effect(without_effect(OptionTree()))  # the environment may still set options
     return freeze(OptionTree())
 
 
 def settle(devices: Sequence[jax.Device]) -> None:
-    """Wait for the calls into Python of programs that this thread has run. One that failed is forgotten.
+    """Wait for the Python calls of programs that this thread has run, and forget their errors.
 
-    It has been raised where the program ran. JAX keeps it besides, in the token of each device, and would raise it at
-    each wait for all effects: at a new configuration and when the process ends. A later program with a call replaces
-    the token.
+    Such an error was already raised where the program ran. But JAX also keeps it in the token of each device, and would
+    raise it again whenever it waits for all effects: at a new configuration and when the process ends. Running another
+    program with a Python call replaces the token.
     """
     try:
         _jax.effects_barrier()
@@ -150,7 +151,7 @@ def _finish() -> None:
     settle([device for system in _systems or () for device in system.devices])
     for platform in {system.platform for system in _systems or ()}:
         for array in _jax.live_arrays(platform):
-            # A program that failed has said so to whoever ran it.
+            # A program that failed has already raised where it was run.
             with contextlib.suppress(RuntimeError):
                 array.block_until_ready()
 
@@ -173,7 +174,7 @@ def _attach(settings: Settings, generation: int) -> tuple[System, ...]:
 
 
 def layout(count: int, order: SelectionOrder) -> list[int]:
-    """Give the order in which `count` devices that stand in two columns are used."""
+    """The order in which `count` devices, arranged in two columns, are used."""
     positions = list(range(count))
     if order is SelectionOrder.SNAKE:
         return [p for row in range(0, count, 2) for p in positions[row : row + 2][:: -1 if row % 4 else 1]]
@@ -183,10 +184,10 @@ def layout(count: int, order: SelectionOrder) -> list[int]:
 
 
 def _compiler_options(settings: Settings, device: jax.Device) -> tuple[tuple[str, str], ...]:
-    """Give the XLA options for the platform of `device`, after XLA has seen that they exist."""
+    """The XLA options for the platform of `device`, after checking that XLA accepts them."""
     implied = {OPTIONS[name].xla.get(device.platform): value for name, value in settings.by_platform}
     validate.no_effect({
-        name: f"it means nothing on platform {device.platform}"
+        name: f"it has no meaning on platform {device.platform}"
         for name, _ in settings.by_platform
         if device.platform not in OPTIONS[name].xla
     })  # fmt: skip
@@ -204,7 +205,7 @@ def _compiler_options(settings: Settings, device: jax.Device) -> tuple[tuple[str
 
 
 def reserve() -> None:
-    """Have a thread per core to spare on virtual CPU devices. What was compiled before is compiled again, once."""
+    """Keep a spare thread per core for virtual CPU devices. What was compiled before is compiled once more."""
     global _spare, _systems, _generation
     with _lock:
         if _spare:
@@ -217,15 +218,15 @@ def reserve() -> None:
 
 
 def cores() -> int:
-    """Give the number of processor cores that this process may use."""
+    """The number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _pool(needed: int, on_cpu: bool) -> Sequence[jax.Device]:
-    """Give at least `needed` devices, virtual ones where the platform is a CPU. See [Note: virtual CPU devices]."""
+    """At least `needed` devices; virtual ones if the platform is a CPU. See [Note: virtual CPU devices]."""
     virtual = needed + _spare if needed > 1 and cores() < needed + _spare else needed
     if 1 < needed <= MAX_VIRTUAL_DEVICES:
-        with contextlib.suppress(RuntimeError):  # JAX has started already
+        with contextlib.suppress(RuntimeError):  # JAX has already started
             _jax.config.update("jax_num_cpu_devices", max(virtual, _cpu_devices_asked_for()))
     devices: Sequence[jax.Device] = _jax.local_devices(backend="cpu" if on_cpu else None)
     if len(devices) >= (virtual if devices[0].platform == "cpu" else needed):
@@ -233,7 +234,7 @@ def _pool(needed: int, on_cpu: bool) -> Sequence[jax.Device]:
     if jax.default_backend() != "cpu":
         raise ValueError(
             f"{needed} devices are needed, but JAX has {len(devices)} of platform {devices[0].platform!r}, numbered "
-            "from 0. Ask for no more, or set the environment variable JAX_PLATFORMS=cpu to use virtual CPU devices."
+            "from 0. Ask for fewer, or set the environment variable JAX_PLATFORMS=cpu to use virtual CPU devices."
         )
     if needed > MAX_VIRTUAL_DEVICES:
         raise ValueError(f"{needed} virtual CPU devices are needed. Ask for {MAX_VIRTUAL_DEVICES} or fewer.")
@@ -242,7 +243,7 @@ def _pool(needed: int, on_cpu: bool) -> Sequence[jax.Device]:
             return devices
         raise ValueError(
             f"{needed} devices are needed, but JAX has started with {len(devices)} and is part of a group of "
-            "processes, so it cannot start again. Configure before jax.distributed.initialize()."
+            "processes, so it cannot be restarted. Configure the devices before jax.distributed.initialize()."
         )
     return _start_again(virtual)
 
@@ -258,11 +259,11 @@ def _start_again(count: int) -> Sequence[jax.Device]:
 
 
 def spare_threads(used: int) -> int:
-    """Give the number of threads that are left in the pool while so many CPU devices run or wait."""
+    """How many threads are left in the pool while `used` CPU devices run or wait."""
     return max(cores(), len(_jax.local_devices(backend="cpu"))) - used
 
 
 def _cpu_devices_asked_for() -> int:
-    """Give the number of CPU devices that the user has set, by any of JAX's ways."""
+    """The number of CPU devices that the user has asked for, in any of the ways that JAX offers."""
     flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     return max(int(flag[1]) if flag else 0, int(_jax.config.jax_num_cpu_devices))
