@@ -396,9 +396,10 @@ def test_a_run_of_several_fits(tmp_path, caplog):
     model = network()
     assert ipu.callbacks.Checkpoint(tmp_path / "parts").load_weights(model) == 4 * 10
     assert equal(model.get_weights(), parts.get_weights())
-    assert not [record for record in caplog.records if "nothing is left" in record.message]
+    notice = "but the newest checkpoint is in epoch 3 (counted from 0)"
+    assert notice not in caplog.text
     assert equal(fit("parts", 5, epochs=1)[1], whole), "nothing is taken back"
-    assert "`epochs` is 1, but the newest checkpoint is in epoch 3 (counted from 0)" in caplog.text
+    assert f"`epochs` is 1, {notice}" in caplog.text
     with pytest.raises(ValueError, match=r"`initial_epoch` is 5, but .* in epoch 3 .* Give at most 4 to resume"):
         fit("parts", epochs=9, initial_epoch=5)
     _, late = fit("late", epochs=4, initial_epoch=2)
@@ -458,12 +459,13 @@ def end_of(run):
     return run.communicate(timeout=300)[0].splitlines()[-1]
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_killed_run_ends_with_the_same_bytes(tmp_path, kills):
     run, begin = start(tmp_path / "whole"), time.monotonic()
     whole, seconds = end_of(run), time.monotonic() - begin
     assert whole.startswith("ended ")
-    chance, folder, went_on = random.Random(kills), tmp_path / "killed", 0
+    # The first two kills are after about a quarter and about half of the run.
+    chance, folder, went_on = random.Random(3), tmp_path / "killed", 0
     for _ in range(kills):
         run = start(folder)
         time.sleep(chance.random() * seconds)

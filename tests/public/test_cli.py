@@ -83,6 +83,7 @@ def test_mnist_trains_reports_and_compares():
     assert re.search(r"OpenIPU [\d,]+ µs/step, plain Keras on JAX [\d,]+ µs/step: ", result.stdout)
 
 
+@pytest.mark.slow
 def test_mnist_without_comparison():
     sizes = {"--samples": "300", "--epochs": "1", "--batch-size": "16", "--steps-per-execution": "5"}
     result = command("mnist", "--no-compare", *(word for option in sizes.items() for word in option))

@@ -5,6 +5,7 @@ import json
 import logging
 import pickle
 from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +84,22 @@ def test_the_option_names_are_those_of_the_original() -> None:
     assert list(OPTIONS) == sorted(OPTIONS)
 
 
+def another(value: Any) -> Any:
+    """A value of the same type that is not this one."""
+    if isinstance(value, Enum):
+        return next(choice for choice in type(value) if choice is not value)
+    if isinstance(value, bool):
+        return not value
+    return {dict: {"key": "value"}, list: [1], str: "other"}.get(type(value)) or value + 1
+
+
 @pytest.mark.parametrize("name", list(OPTIONS))
 def test_set_and_read_back(name: str) -> None:
     config = IPUConfig()
-    assign(config, name, OPTIONS[name].default)
-    assert read(config, name) is OPTIONS[name].default
+    before, value = config.to_dict(), another(OPTIONS[name].default)
+    assign(config, name, value)
+    assert read(config, name) is value
+    assert [other for other, now in config.to_dict().items() if now != before[other]] == [name]
 
 
 def test_instances_share_nothing() -> None:
@@ -205,7 +217,7 @@ def test_a_deprecated_option_is_set_with_a_warning(caplog: pytest.LogCaptureFixt
     config = configured(optimizations__enable_fast_math=True)
     assert config.optimizations.enable_fast_math is True
     assert "optimizations.enable_fast_math has been deprecated: it is now called optimizations.math.fast" in caplog.text
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="enable_fast_math must be of type bool"):
         config.optimizations.enable_fast_math = 1
 
 
@@ -358,7 +370,7 @@ def test_text_is_one_line_per_option() -> None:
 def test_rules(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         configured(**options).configure_ipu_system()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="No IPU devices configured"):
         get_ipu_config()
 
 

@@ -56,7 +56,7 @@ def test_keras_loaded_on_jax_before_is_fine():
     assert result.stdout.strip() == openipu.__version__, result.stderr
 
 
-@pytest.mark.parametrize("first", ["keras", "tensorflow"])
+@pytest.mark.parametrize("first", ["keras", pytest.param("tensorflow", marks=pytest.mark.slow)])
 def test_keras_loaded_on_another_backend_is_an_error_with_the_remedy(first):
     if first == "tensorflow":
         pytest.importorskip("tensorflow")

@@ -48,7 +48,11 @@ def made(
     return model
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+SLOW = ("adam", "rmsprop", "lion", "adadelta")
+"""They add no other kind of variable or setting to the rest."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in OPTIMIZERS])
 def test_same_as_undivided(name: str) -> None:
     """Weights and the optimizer's own variables, with a remainder; 54 and 27 elements do not divide by 4."""
     models = [made(OPTIMIZERS[name](), 4, sharded=s, steps=2) for s in (False, True)]
@@ -119,7 +123,9 @@ def test_one_reduce_scatter_and_one_all_gather_per_update(steps: int) -> None:
     assert everything == ["all-gather"] * 2 + ["all-reduce"] + ["reduce-scatter"] * 2
 
 
-@pytest.mark.parametrize("replicas", [2, 4, 8])
+@pytest.mark.parametrize(
+    "replicas", [pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(8, marks=pytest.mark.slow)]
+)
 def test_each_device_holds_a_share_of_the_state(replicas: int) -> None:
     def make() -> keras.Model:
         return keras.Sequential([keras.Input((6,)), layers.Dense(64), layers.Dense(64), layers.Dense(3)])

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -49,7 +50,8 @@ def in_a_new_process(script: str, tmp_path: Path, **environment: str) -> str:
             add = jax.shard_map(lambda x: jax.lax.psum(x, "replica"), mesh=mesh, in_specs=P("replica"), out_specs=P())
             return jax.jit(add)(np.arange(len(system.devices), dtype="float32")).item()
     """
-    inherited = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "TF_POPLAR_FLAGS")}
+    inherited = {name: value for name, value in os.environ.items() if name != "TF_POPLAR_FLAGS"}
+    inherited["XLA_FLAGS"] = re.sub(r"--xla_force_host_platform_device_count=\d+", "", inherited.get("XLA_FLAGS", ""))
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(prelude) + textwrap.dedent(script)],
         env={**inherited, "OPENIPU_CACHE": str(tmp_path / "cache"), "JAX_PLATFORMS": "cpu", **environment},

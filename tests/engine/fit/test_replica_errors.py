@@ -117,7 +117,7 @@ def test_an_error_leaves_the_model_usable() -> None:
     model = made(4)
     model.set_gradient_accumulation_options(2)
     model.compile("sgd", "mse", steps_per_execution=3)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="is 3, which is not a multiple of the 2"):
         model.fit(*zoo.numbers(32), batch_size=2, verbose=0)
     model.compile("sgd", "mse", steps_per_execution=4)
     model.fit(*zoo.numbers(32), batch_size=2, verbose=0)

@@ -119,8 +119,11 @@ RANDOM = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RANDOM)
-@pytest.mark.parametrize(("replicas", "steps"), [(4, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("name", "replicas", "steps"),
+    [(name, 4, 1) for name in RANDOM]
+    + [pytest.param(n, 2, 2, marks=() if n == "dropout and noise" else pytest.mark.slow) for n in RANDOM],
+)
 def test_random_layers_do_not_depend_on_the_number_of_replicas(name: str, replicas: int, steps: int) -> None:
     make, samples, loss = RANDOM[name]
     x, y = samples(48)
@@ -243,7 +246,7 @@ def more_metrics() -> list[Any]:
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64:UserWarning")  # Keras' IoU asks for it
-@pytest.mark.parametrize("batch", [2, 5])
+@pytest.mark.parametrize("batch", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_metrics_are_true_over_all_samples(batch: int) -> None:
     x, y = data(37)
     one, four = (made(dense, r, metrics=more_metrics(), steps_per_execution=2) for r in (1, 4))

@@ -97,7 +97,9 @@ MIXING = [0, 0, 0, 1, 1, 1, 1, 1]
 MOMENTUM = functools.partial(keras.optimizers.SGD, 0.02, momentum=0.9)
 
 
-@pytest.mark.parametrize(("devices", "group", "rows"), [(2, 1, 64), (4, 1, 76), (4, 2, 64)])
+@pytest.mark.parametrize(
+    ("devices", "group", "rows"), [pytest.param(2, 1, 64, marks=pytest.mark.slow), (4, 1, 76), (4, 2, 64)]
+)
 def test_statistics_and_dropout_are_those_of_replicas_without_stages(devices: int, group: int, rows: int) -> None:
     configure(devices // 2, group=group)
     # Not Adam: a bias before a normalisation has no gradient but rounding, which Adam would magnify.

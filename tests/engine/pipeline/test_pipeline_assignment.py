@@ -880,22 +880,22 @@ def test_stage_options(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("given", "error", "words"),
     [
-        ({"opt": "sgd"}, TypeError),
-        ({"loss": 1.0}, TypeError),
-        ({"compute_gradients_args": [1]}, TypeError),
-        ({"apply_gradients_kwargs": [1]}, TypeError),
-        ({"compute_gradients_args": (1,)}, ValueError),
-        ({"compute_gradients_kwargs": {"a": 1}}, ValueError),
-        ({"variables": [], "tape": 1}, ValueError),
-        ({"tape": 1, "gradient_capture_context": 1}, ValueError),
-        ({"captured_gradient_outfeed": 1}, ValueError),
+        ({"opt": "sgd"}, TypeError, "`opt` is 'sgd'"),
+        ({"loss": 1.0}, TypeError, "`loss` is 1.0"),
+        ({"compute_gradients_args": [1]}, TypeError, "`compute_gradients_args` is"),
+        ({"apply_gradients_kwargs": [1]}, TypeError, "`apply_gradients_kwargs` is"),
+        ({"compute_gradients_args": (1,)}, ValueError, "`variables` says what to train"),
+        ({"compute_gradients_kwargs": {"a": 1}}, ValueError, "`variables` says what to train"),
+        ({"variables": [], "tape": 1}, ValueError, "`variables` and `tape`"),
+        ({"tape": 1, "gradient_capture_context": 1}, ValueError, "`tape` and `gradient_capture_context`"),
+        ({"captured_gradient_outfeed": 1}, ValueError, "`captured_gradient_outfeed` needs"),
     ],
 )
-def test_output_of_an_optimizer_function(given: dict[str, Any], error: type[Exception]) -> None:
+def test_output_of_an_optimizer_function(given: dict[str, Any], error: type[Exception], words: str) -> None:
     right = {"opt": keras.optimizers.SGD(), "loss": ops.ones(())}
     made = ipu.ops.pipelining_ops.OptimizerFunctionOutput(**right)
     assert (made.opt, made.loss, made.variables) == (right["opt"], right["loss"], None)
-    with pytest.raises(error):
+    with pytest.raises(error, match=words):
         ipu.ops.pipelining_ops.OptimizerFunctionOutput(**right | given)

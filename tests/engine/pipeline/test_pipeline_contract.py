@@ -12,11 +12,11 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
-from test_contract import CASES as CONTRACT_CASES
-from test_contract import OPTIMIZERS
 
 import replication
 import zoo
+from contract import CASES as CONTRACT_CASES
+from contract import OPTIMIZERS
 
 pytestmark = zoo.KERAS_WARNINGS
 
