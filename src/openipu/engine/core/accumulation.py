@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from openipu import _validate as validate
-from openipu.engine.types import Array, Tree
+from openipu.engine.types import Array, Scalar, Tree
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +78,7 @@ class Accumulation:
         share = 1 / (position + 1)
         return self.add_scaled(jax.tree.map(lambda t: t * jnp.asarray(1 - share, t.dtype), total), gradients, share)
 
-    def add_scaled(self, total: Tree, gradients: Tree, scale: Array | float) -> Tree:
+    def add_scaled(self, total: Tree, gradients: Tree, scale: Scalar) -> Tree:
         """The accumulators after adding `scale` times the gradients."""
 
         def one(total: Array, gradient: Array) -> Array:

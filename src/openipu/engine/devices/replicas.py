@@ -90,7 +90,7 @@ class Replicas:
         """The mean over all replicas."""
         return tree if self.count == 1 else jax.tree.map(lambda a: a / self.count, self.sum(tree))
 
-    def mean_of_active(self, tree: Tree, active: Array | bool, group: int | None = None) -> Tree:
+    def mean_of_active(self, tree: Tree, active: Array | bool | int, group: int | None = None) -> Tree:
         """The mean over the `active` replicas: among all, or within each group of `group` consecutive ones."""
         if self.count == 1:
             return tree
