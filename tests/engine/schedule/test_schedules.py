@@ -256,8 +256,8 @@ def test_a_wide_table_goes_on_below():
         (["F1:0 F0:0", "- -"], 0, 0, "F1:0 runs on a device without stage 1. Move it to device 1."),
         (["F2:0 F0:0", "- -"], 0, 0, "F2:0 is not part of 2 stages and 1 micro-batches."),
         (["F0:0,F0:1 -", "- F1:0"], 0, 0, "2 actions in one tick"),
-        (["F0:0 F0:0", "- F1:0"], 0, 1, "F0:0 runs a second time, first in tick 0."),
-        (["F0:0 - - B0:0", "- F1:0 B1:0 B1:0"], 1, 3, "B1:0 runs a second time, first in tick 2."),
+        (["F0:0 F0:0", "- F1:0"], 0, 1, "F0:0 runs a second time; it already ran in tick 0."),
+        (["F0:0 - - B0:0", "- F1:0 B1:0 B1:0"], 1, 3, "B1:0 runs a second time; it already ran in tick 2."),
         (["F0:0 - - B0:0", "F1:0 B1:0 - -"], 1, 0, "F1:0 uses the result of F0:0, which device 0 computes in tick 0"),
         (["F0:0 - B0:0 -", "- F1:0 B1:0 -"], 0, 2, "it is available from tick 3 on"),
         (["F0:0 - B0:0 -", "- F1:0 - B1:0"], 0, 2, "B0:0 uses the result of B1:0, which device 1 computes in tick 3"),
@@ -291,7 +291,7 @@ def test_a_backward_is_refused_without_training():
 
 def test_a_device_can_use_its_own_result_in_the_same_tick():
     assert validate(Table.parse(["F0:0,F1:0,B1:0,B0:0"], [0, 0], one_at_a_time=False)).ticks == 1
-    with pytest.raises(ScheduleError, match="F0:0, which stands after it in the same cell"):
+    with pytest.raises(ScheduleError, match="F0:0, which comes after it in the same cell"):
         validate(Table.parse(["F1:0,F0:0"], [0, 0], training=False, one_at_a_time=False))
 
 
@@ -357,7 +357,7 @@ def test_numbers_of_micro_batches_that_do_not_fit(schedule, stages, micro_batche
     with pytest.raises(ValueError, match="in groups of L") as caught:
         schedule.table(stages, micro_batches, training=training)
     assert f"{names(schedule)} with {stages} stages" in str(caught.value)
-    assert f"L = {multiple}, but their number is {micro_batches}" in str(caught.value)
+    assert f"L = {multiple}, but there are {micro_batches}" in str(caught.value)
     assert use in str(caught.value)
 
 

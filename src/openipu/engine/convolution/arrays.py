@@ -1,34 +1,34 @@
-"""Small array operations whose axes have names: contractions, windows.
+"""Small operations on arrays with named axes: contractions and windows.
 
-`Axes` name the axes of an array in their order in memory. Names keep the layouts (channels first or last, gradients
-with exchanged axes) out of the lowerings.
+`Axes` name the axes of an array in memory order. Thanks to the names, the lowerings do not depend on layouts (channels
+first or last, gradients with exchanged axes).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import jax
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
+from jax.typing import ArrayLike, DTypeLike
 
 Axes = tuple[str, ...]
 
 
-def pad(x: jax.Array, value: Any, config: Sequence[tuple[int, int, int]]) -> jax.Array:
-    """`lax.pad`, left out when it would do nothing. Negative counts crop."""
+def pad(x: jax.Array, value: ArrayLike, config: Sequence[tuple[int, int, int]]) -> jax.Array:
+    """`lax.pad`, skipped if it would do nothing. Negative counts crop."""
     if not any(any(c) for c in config):
         return x
     return lax.pad(x, lax.convert_element_type(value, x.dtype), config)
 
 
 def computed_once(x: jax.Array) -> jax.Array:
-    """`x`, computed once and for all before anything reads it. [Note: a wall XLA:CPU respects]
+    """`x`, computed once before anything reads it. [Note: a wall XLA:CPU respects]
 
-    XLA:CPU fuses what computes `x` into its readers and repeats it for every element they read;
-    `lax.optimization_barrier` is gone by then. A call that may not be inlined is a wall, and costs nothing.
+    XLA:CPU fuses the computation of `x` into its readers and repeats it for every element they read. By then,
+    `lax.optimization_barrier` has been removed. A call that must not be inlined stops the fusion and costs nothing.
     """
     with set_xla_metadata(inlineable="false"):
         kept: jax.Array = _as_it_is(x)
@@ -43,7 +43,7 @@ def _as_it_is(x: jax.Array) -> jax.Array:
 def window(
     x: jax.Array, axes: Sequence[int], start: Sequence[int], step: Sequence[int], count: Sequence[int]
 ) -> jax.Array:
-    """`count[i]` elements along each `axes[i]`, from `start[i]` on, `step[i]` apart; other axes whole."""
+    """`count[i]` elements along each `axes[i]`, from `start[i]` on, `step[i]` apart. Other axes stay whole."""
     low, high, stride = [0] * x.ndim, list(x.shape), [1] * x.ndim
     for axis, first, by, size in zip(axes, start, step, count, strict=True):
         low[axis], high[axis], stride[axis] = first, first + (size - 1) * by + 1, by
@@ -57,7 +57,7 @@ def arrange(x: jax.Array, axes: Axes, wanted: Axes) -> jax.Array:
 
 
 def merge(x: jax.Array, axes: Axes, blocks: Sequence[Axes]) -> jax.Array:
-    """`x` with one axis per block of names; no data moves when the blocks already lie that way in memory."""
+    """`x` with one axis per block of names. No data moves if the blocks already have this order in memory."""
     flat = tuple(name for block in blocks for name in block)
     x = arrange(x, axes, flat)
     sizes = dict(zip(flat, x.shape, strict=True))
@@ -65,12 +65,12 @@ def merge(x: jax.Array, axes: Axes, blocks: Sequence[Axes]) -> jax.Array:
 
 
 def contract(
-    a: jax.Array, a_axes: Axes, b: jax.Array, b_axes: Axes, dtype: Any, precision: Any = None
+    a: jax.Array, a_axes: Axes, b: jax.Array, b_axes: Axes, dtype: DTypeLike, precision: lax.PrecisionLike = None
 ) -> tuple[jax.Array, Axes]:
-    """The product of `a` and `b` summed over every shared axis but "g", and its axes: g, those of a, those of b.
+    """The product of `a` and `b`, summed over every shared axis except "g", and its axes: "g", those of `a`, of `b`.
 
-    One matrix product (a batch of them over "g"): axes are merged first, so that the compiler sees two plain matrices,
-    transposed or not.
+    This is one matrix product, or a batch of them over "g". Axes are merged first, so the compiler sees two plain
+    matrices, transposed or not.
     """
     batch: Axes = ("g",) if "g" in a_axes and "g" in b_axes else ()
     shared = tuple(n for n in a_axes if n in b_axes and n not in batch)
@@ -87,7 +87,7 @@ def contract(
 
 
 def _matrix(x: jax.Array, axes: Axes, batch: Axes, free: Axes, shared: Axes) -> tuple[jax.Array, int]:
-    """`x` as a (batch of a) matrix and the number of its contracted axis: the order that moves least."""
+    """`x` as a matrix or a batch of them, and the number of its contracted axis. Picks the order that moves least."""
     lead = len(batch)
     if axes == batch + shared + free:
         return merge(x, axes, [*((n,) for n in batch), shared, free]), lead

@@ -1,24 +1,24 @@
 """Convolutions with so few products per output that they are added one by one, without a matrix product.
 
-Layers with one to three input channels, depthwise convolutions and their gradients.
+These are layers with one to three input channels, depthwise convolutions, and their gradients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any
 
 import jax
 from jax import lax
+from jax.typing import DTypeLike
 
 from .arrays import Axes, pad, window
 from .geometry import Geometry
 from .roles import drop, finish, lhs_axes, padding, positions, rhs_axes, shifted, spatial_axes, split, spread, times
 
 
-def elementwise(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any) -> jax.Array:
-    """Products and sums tap by tap, for so few input channels that a matrix product would mostly move memory."""
+def elementwise(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: DTypeLike) -> jax.Array:
+    """A convolution by products and sums, tap by tap. With few input channels a matrix product would mostly copy."""
     spatial = spatial_axes(geo)
     w, w_axes = split(rhs.astype(dtype), rhs_axes(geo), "f", geo.groups)
     x, x_axes = split(lhs.astype(dtype), lhs_axes(geo), geo.group_axis, geo.groups)
@@ -44,7 +44,7 @@ def elementwise(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any) -> ja
 
 
 def _take(x: jax.Array, axes: Axes, taken: Axes, at: Sequence[int], names: Axes) -> jax.Array:
-    """One index along each of the axes `taken`, the rest spread out over `names`."""
+    """`x` at one index along each axis in `taken`, with its other axes in the order of `names`."""
     ones = [1] * len(taken)
     x = window(x, [axes.index(n) for n in taken], at, ones, ones)
     for name in taken:
@@ -53,7 +53,7 @@ def _take(x: jax.Array, axes: Axes, taken: Axes, at: Sequence[int], names: Axes)
 
 
 def _elementwise_by_output(x: jax.Array, x_axes: Axes, w: jax.Array, w_axes: Axes, geo: Geometry) -> jax.Array:
-    """The weight gradient of a depthwise convolution: one sum over batch and places per kernel position and channel."""
+    """The weight gradient of a depthwise convolution: per tap and channel, one sum over the batch and all places."""
     spatial = spatial_axes(geo)
     x, x_axes = drop(x, x_axes, "n")
     names = (*x_axes, "f") if geo.features_out > 1 else x_axes
@@ -73,7 +73,7 @@ def _elementwise_by_output(x: jax.Array, x_axes: Axes, w: jax.Array, w_axes: Axe
 
 
 def _blocks_added(a: jax.Array, b: jax.Array, axis: int, most: int = 16) -> jax.Array:
-    """Products of `a` and `b`, up to 16 blocks along an axis added up: XLA:CPU fuses that, not an outer sum."""
+    """Products of `a` and `b`, with up to `most` blocks along an axis added: XLA:CPU fuses this, not an outer sum."""
     blocks = max(n for n in range(1, most + 1) if a.shape[axis] % n == 0)
     size = a.shape[axis] // blocks
     runs = [(i * size, (i + 1) * size) for i in range(blocks)]

@@ -1,8 +1,8 @@
 """The sizes of one convolution, read off its equation.
 
-`Geometry.of(params, lhs_shape, rhs_shape, itemsize)` gives every count by its role instead of by axis number, whatever
-the layout (channels first or last) and whatever the part it plays (forward, input gradient, weight gradient: JAX writes
-all three as the same primitive with the roles of the axes exchanged).
+`Geometry.of(params, lhs_shape, rhs_shape, itemsize)` names every count by its role instead of its axis number. This
+covers every layout (channels first or last) and every purpose (forward, input gradient, weight gradient: JAX writes all
+three as the same primitive with the roles of the axes exchanged).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Geometry:
     """What is multiplied with what.
 
     `out[n, o, f]` is the sum over k and c of `lhs[n, i, c] * rhs[k, c, f]` where
-    `i * lhs_dilation = o * stride + k * rhs_dilation - low`, and zero where there is no such i.
+    `i * lhs_dilation = o * stride + k * rhs_dilation - low`. Terms for which there is no such i are zero.
 
-    Counts are per group: `groups` independent convolutions are laid side by side. `group_axis` says which axis of the
+    Counts are per group: there are `groups` independent convolutions side by side. `group_axis` says which axis of the
     left operand the groups divide: "c" (feature groups) or "n" (batch groups, as in the weight gradient of a grouped
     convolution).
     """
@@ -82,7 +82,7 @@ class Geometry:
 
     @property
     def multiplications(self) -> int:
-        """Multiply-adds, those with a dilation's zeros not counted."""
+        """The number of multiply-adds, not counting those with the zeros of a dilation."""
         places = min(prod(self.out) * prod(self.kernel), prod(self.spatial) * prod(self.kernel))
         return self.groups * self.batch * places * self.features_in * self.features_out
 
@@ -93,7 +93,7 @@ class Geometry:
 
 
 def dilated(size: int, dilation: int) -> int:
-    """Length of an axis after `dilation - 1` zeros were put between neighbours."""
+    """The length of an axis after putting `dilation - 1` zeros between neighbours."""
     return (size - 1) * dilation + 1 if size else 0
 
 

@@ -1,20 +1,20 @@
 """`rewrite(fn, platform)`: the same function with slow windowed primitives replaced.
 
-The function is traced once; the trace is run again with replacements. Programs inside the program (jit, scan, while,
-cond, checkpoint, custom derivatives) are rebuilt only where they contain something to replace; every other equation is
-bound as it stands.
+The function is traced once, and the trace is run again with replacements. Inner programs (jit, scan, while, cond,
+checkpoint, custom derivatives) are rebuilt only if they contain something to replace. Every other equation is bound
+unchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import wraps
 from typing import Any, TypeVar
 
 import jax
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from .replace import replacement
 from .rule import LIMITS
@@ -23,10 +23,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def rewrite(fn: F, platform: str) -> F:
-    """`fn` with those convolutions and poolings replaced that `rule.py` wants replaced on `platform`.
+    """`fn` with convolutions and poolings replaced as `rule.py` says for `platform`.
 
-    A platform is what JAX calls it: "cpu", "gpu", "cuda", "rocm", "tpu". Apply it last, after differentiation: to the
-    whole training step, inside the loop. On a platform without a rule `fn` itself comes back.
+    Platforms have JAX's names: "cpu", "gpu", "cuda", "rocm", "tpu". Apply this last, after differentiation, to the
+    whole training step inside the loop. On a platform without a rule, this returns `fn` itself.
     """
     if platform not in LIMITS:
         return fn
@@ -46,16 +46,16 @@ def rewrite(fn: F, platform: str) -> F:
 
 
 class _Pass:
-    """One rewriting of one program. Remembers inner programs, so that one that is called twice is rebuilt once."""
+    """The rewriting of one program. Remembers inner programs, so that each is rebuilt only once."""
 
     def __init__(self, platform: str) -> None:
         self.platform = platform
         self._touched: dict[int, bool] = {}
         self._rebuilt: dict[int, ClosedJaxpr] = {}
-        self._kept: list[Any] = []  # what `id` was taken of must stay alive
+        self._kept: list[Any] = []  # keeps objects alive whose `id` is a key above
 
     def touches(self, jaxpr: Jaxpr) -> bool:
-        """Whether anything in the program or in a program inside it is to be replaced."""
+        """Whether anything in the program or its inner programs has to be replaced."""
         if id(jaxpr) not in self._touched:
             self._kept.append(jaxpr)
             self._touched[id(jaxpr)] = any(
@@ -64,12 +64,12 @@ class _Pass:
         return self._touched[id(jaxpr)]
 
     def run(self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        """The program's results, with replacements."""
+        """The results of the program, run with replacements."""
         env: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
         last = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if not isinstance(v, Literal)}
         kept = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
 
-        def read(v: Any) -> Any:
+        def read(v: Var | Literal) -> Any:
             return v.val if isinstance(v, Literal) else env[v]
 
         for i, eqn in enumerate(jaxpr.eqns):
@@ -92,7 +92,7 @@ class _Pass:
         return _bind(eqn, {name: self._param(value) for name, value in eqn.params.items()}, values)
 
     def _param(self, value: Any) -> Any:
-        """A parameter of an equation with the programs in it rebuilt."""
+        """A parameter of an equation, with the programs in it rebuilt."""
         if isinstance(value, ClosedJaxpr):
             return self._rebuild(value) if self.touches(value.jaxpr) else value
         if isinstance(value, Jaxpr):
@@ -111,12 +111,12 @@ class _Pass:
         return self._rebuilt[id(closed)]
 
     def _rebuild_open(self, jaxpr: Jaxpr) -> Jaxpr:
-        """An open program (of a checkpoint) has no place for constants: one that would need them stays as it is."""
+        """Rebuild the open program of a checkpoint. It cannot hold constants: if it would need any, it is unchanged."""
         new = self._rebuild(ClosedJaxpr(jaxpr, ()))
         return jaxpr if new.consts or jaxpr.constvars else new.jaxpr
 
     def _shard_map(self, eqn: JaxprEqn, values: list[Any]) -> Sequence[Any]:
-        """A program per device: traced again under its mesh, where its axis names exist."""
+        """Trace a program per device again, under its mesh, where its axis names exist."""
         p = eqn.params
         body = p["jaxpr"]
         manual = p["newly_manual_axes"] if "newly_manual_axes" in p else p["manual_axes"]  # JAX renamed it
@@ -143,16 +143,16 @@ def _inner(eqn: JaxprEqn) -> list[Jaxpr]:
     return found
 
 
-def _bind(eqn: JaxprEqn, params: Any, values: list[Any]) -> Sequence[Any]:
+def _bind(eqn: JaxprEqn, params: Mapping[str, Any], values: list[Any]) -> Sequence[Any]:
     bound = eqn.primitive.get_bind_params(dict(params))
-    # JAX before 0.10 returned the functions among the parameters apart from the rest.
+    # Before JAX 0.10, functions among the parameters were returned separately.
     functions, rest = bound if isinstance(bound, tuple) else ((), bound)
     out = eqn.primitive.bind(*functions, *values, **rest)
     return out if eqn.primitive.multiple_results else [out]
 
 
 def _context(eqn: JaxprEqn) -> ExitStack:
-    """What was in force when the equation was traced: its name for profilers, its compute context."""
+    """The context in which the equation was traced: its name for profilers and its compute context."""
     stack = ExitStack()
     names = source_info_util.current_name_stack() + eqn.source_info.name_stack
     stack.enter_context(source_info_util.user_context(eqn.source_info.traceback, name_stack=names))

@@ -1,12 +1,12 @@
 """The same convolution without a convolution: slices, matrix products and sums.
 
-Each lowering takes both operands and the `Geometry` and gives what `lax.conv_general_dilated` gives, to float
-tolerance. They differ in what they lay out in memory between; `rule.py` picks the cheapest.
+Each lowering takes both operands and the `Geometry` and returns what `lax.conv_general_dilated` returns, to float
+tolerance. They differ in what they lay out in memory in between; `rule.py` picks the cheapest.
 
-- `gather`: patches of the left operand, then one matrix product. Forward convolutions and weight gradients.
+- `gather`: patches of the left operand, then one matrix product. For forward convolutions and weight gradients.
 - `gather_narrow`: the same for the weight gradient of a layer with few input channels.
-- `scatter`: the matrix product first, then its columns shifted and added. Input gradients and transposed convolutions.
-- `gather_right`: patches of the right operand. Weight gradients of transposed convolutions.
+- `scatter`: the matrix product, then its columns shifted and added. For input gradients and transposed convolutions.
+- `gather_right`: patches of the right operand. For weight gradients of transposed convolutions.
 - `by_group`: one of these for each group.
 """
 
@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial, reduce
-from typing import Any
 
 import jax
 from jax import lax
+from jax.typing import DTypeLike
 
 from .arrays import Axes, arrange, contract, merge, pad, window
 from .geometry import Geometry
@@ -28,13 +28,13 @@ Contraction = Callable[..., tuple[jax.Array, Axes]]
 
 
 def gather(
-    lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, chunk: int = 0
+    lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: DTypeLike, precision: lax.PrecisionLike = None, chunk: int = 0
 ) -> jax.Array:
     """Patches of the left operand times the right operand.
 
-    Patches are cut along the fewer of kernel positions and output positions. Either way they are the same slices in the
-    same order, so that a forward convolution and its weight gradient build one patches array between them (the compiler
-    merges equal expressions). `chunk` is the number of positions laid out at once, 0 for all.
+    Patches are cut along the kernel positions or the output positions, whichever are fewer. Either way they are the
+    same slices in the same order, so a forward convolution and its weight gradient share one array of patches (the
+    compiler merges equal expressions). `chunk` is the number of positions laid out at once, 0 for all.
     """
     x, x_axes = split(padded(lhs, geo), lhs_axes(geo), geo.group_axis, geo.groups)
     w, w_axes = split(rhs, rhs_axes(geo), "f", geo.groups)
@@ -46,7 +46,7 @@ def gather(
 def _by_tap(
     x: jax.Array, x_axes: Axes, w: jax.Array, w_axes: Axes, geo: Geometry, times_: Contraction, chunk: int
 ) -> tuple[jax.Array, Axes]:
-    """Patches with a run of channels for every tap, times the kernel as a matrix; the chunks' products are added up."""
+    """Patches with a run of channels for every tap, times the kernel as a matrix. Products of chunks are added up."""
     spatial = spatial_axes(geo)
     taps = positions(geo.kernel)
     blocks = [(n,) for n in ("g",) if n in w_axes] + [(*spatial, "c"), ("f",)]
@@ -65,7 +65,7 @@ def _by_tap(
 def _by_output(
     x: jax.Array, x_axes: Axes, w: jax.Array, w_axes: Axes, geo: Geometry, times_: Contraction, chunk: int
 ) -> tuple[jax.Array, Axes]:
-    """Patches with a run of the batch for every output position; chunks of them give different outputs."""
+    """Patches with a run of the batch for every output position. Each chunk yields other outputs."""
     spots = positions(geo.out)
     places = [x_axes.index(s) for s in spatial_axes(geo)]
     parts = []
@@ -81,11 +81,11 @@ def gather_narrow(
     lhs: jax.Array,
     rhs: jax.Array,
     geo: Geometry,
-    dtype: Any,
-    precision: Any = None,
-    chunk: int = 0,  # noqa: ARG001 - few channels never need to be divided
+    dtype: DTypeLike,
+    precision: lax.PrecisionLike = None,
+    chunk: int = 0,  # noqa: ARG001 - few channels never need chunks
 ) -> jax.Array:
-    """`gather` for the weight gradient of a layer with few input channels: shifts whole images, gathers no numbers."""
+    """`gather` for the weight gradient of a layer with few input channels. Shifts whole images instead of gathering."""
     spatial = spatial_axes(geo)
     x = arrange(padded(lhs, geo), lhs_axes(geo), ("n", "c", *spatial))
     for axis in reversed(range(len(spatial))):
@@ -98,13 +98,13 @@ def gather_narrow(
 
 
 def scatter(
-    lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, chunk: int = 0
+    lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: DTypeLike, precision: lax.PrecisionLike = None, chunk: int = 0
 ) -> jax.Array:
-    """The product of every input place with every tap, then each tap's share added where it belongs."""
+    """The product of every input place with every tap, then each tap's share added to the outputs it belongs to."""
     spatial = spatial_axes(geo)
     x, x_axes = split(lhs, lhs_axes(geo), geo.group_axis, geo.groups)
     w, w_axes = split(rhs, rhs_axes(geo), "f", geo.groups)
-    # The side the contracted features stand on is kept: the kernel of an input gradient needs no transposition.
+    # The contracted features stay on their side, so the kernel of an input gradient needs no transposition.
     matrix: list[Axes] = [(*spatial, "f"), ("c",)] if w_axes[-1] == "c" else [("c",), (*spatial, "f")]
     blocks: list[Axes] = [(n,) for n in ("g",) if n in w_axes] + matrix
     w, w_axes = merge(w, w_axes, blocks), tuple(block[-1] for block in blocks)
@@ -123,9 +123,9 @@ def scatter(
 
 
 def gather_right(
-    lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, chunk: int = 0
+    lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: DTypeLike, precision: lax.PrecisionLike = None, chunk: int = 0
 ) -> jax.Array:
-    """The left operand times patches of the right one, one for each output position; the right one is not dilated."""
+    """The left operand times patches of the right one, one per output position. The right one must not be dilated."""
     spatial = spatial_axes(geo)
     x, x_axes = split(lhs, lhs_axes(geo), geo.group_axis, geo.groups)
     w, w_axes = split(rhs, rhs_axes(geo), "f", geo.groups)
@@ -151,7 +151,7 @@ def gather_right(
 
 
 def by_group(lhs: jax.Array, rhs: jax.Array, geo: Geometry, one: Callable[..., jax.Array]) -> jax.Array:
-    """A grouped convolution as so many plain ones: `one(lhs, rhs, geometry)` side by side."""
+    """A grouped convolution as one plain convolution, `one(lhs, rhs, geometry)`, for each group."""
     single = replace(geo, groups=1, group_axis="c")
     axis, count = (geo.lhs_spec[0], geo.batch) if geo.group_axis == "n" else (geo.lhs_spec[1], geo.features_in)
     parts = []
@@ -172,7 +172,7 @@ def _cat(parts: Sequence[jax.Array], axis: int) -> jax.Array:
 
 
 def _unfold(out: jax.Array, axes: Axes, name: str, geo: Geometry) -> tuple[jax.Array, Axes]:
-    """The named axis, which holds output positions and then its own index, as separate axes."""
+    """`out` with the named axis, which holds output positions and then its own index, split into separate axes."""
     at = axes.index(name)
     own = out.shape[at] // len(positions(geo.out))
     out = lax.reshape(out, (*out.shape[:at], *geo.out, own, *out.shape[at + 1 :]))

@@ -1,8 +1,7 @@
 """Pooling and its gradients without windowed primitives: slices, maxima and sums.
 
-The windows of a pooling are read as one strided slice per window position. The gradient of max pooling asks each window
-which position holds its first maximum, with the same comparison XLA's select-and-scatter uses, so ties (and NaN) go to
-the same element.
+The windows of a pooling are read as one strided slice per window position. The gradient of max pooling finds the first
+maximum in each window, with the same comparison as XLA's select-and-scatter, so ties (and NaN) go to the same element.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike, DTypeLike
 
 from .arrays import computed_once, pad, window
 from .geometry import Shape, dilated, output_size
@@ -62,7 +62,7 @@ class Windows:
 
     @property
     def positions(self) -> int:
-        """Elements in a window."""
+        """The number of elements in a window."""
         return prod(self.size)
 
     @property
@@ -70,20 +70,20 @@ class Windows:
         """Whether there is nothing to pool."""
         return not prod(self.shape + self.size + self.out)
 
-    def padded(self, x: jax.Array, value: Any) -> jax.Array:
+    def padded(self, x: jax.Array, value: ArrayLike) -> jax.Array:
         """`x` with padding and base dilation written out."""
         return pad(x, value, [(*p, d - 1) for p, d in zip(self.padding, self.base_dilation, strict=True)])
 
     def slices(self, x: jax.Array) -> Iterator[jax.Array]:
-        """For each window position, row by row, that element of every window of the padded `x`."""
+        """For each position in a window, row by row, the element there in every window of the padded `x`."""
         axes = range(x.ndim)
         for position in product(*map(range, self.size)):
             start = [p * d for p, d in zip(position, self.dilation, strict=True)]
             yield window(x, axes, start, self.strides, self.out)
 
 
-def reduce_windows(x: jax.Array, windows: Windows, combine: Binary, init: Any) -> jax.Array:
-    """What `lax.reduce_window` gives for max, min or add and its neutral `init`."""
+def reduce_windows(x: jax.Array, windows: Windows, combine: Binary, init: ArrayLike) -> jax.Array:
+    """What `lax.reduce_window` returns for max, min or add with its neutral `init`."""
     if windows.plain:
         return _reduce_blocks(x, windows, combine)
     x = windows.padded(x, init)
@@ -96,9 +96,9 @@ def reduce_windows(x: jax.Array, windows: Windows, combine: Binary, init: Any) -
 def scatter_windows(
     source: jax.Array, operand: jax.Array, windows: Windows, prefer: Binary, wall: bool = False
 ) -> jax.Array:
-    """The gradient of max pooling: every window's `source` goes to the first element that `prefer` keeps."""
+    """The gradient of max pooling: the `source` of each window goes to the first element that `prefer` keeps."""
     chosen = _choose(operand, windows, prefer)
-    if wall:  # each is read once per window position [Note: a wall XLA:CPU respects]
+    if wall:  # both are read once per window position [Note: a wall XLA:CPU respects]
         source, chosen = computed_once(source), computed_once(chosen)
     if windows.plain:
         return _spread_blocks(source, chosen, windows)
@@ -111,7 +111,7 @@ def scatter_windows(
 
 
 def gather_windows(tangents: jax.Array, operand: jax.Array, windows: Windows, prefer: Binary) -> jax.Array:
-    """The forward derivative of max pooling: from every window the tangent of the element that `prefer` keeps."""
+    """The forward derivative of max pooling: from each window, the tangent of the element that `prefer` keeps."""
     best: jax.Array | None = None
     kept: jax.Array | None = None
     pairs = zip(
@@ -129,8 +129,8 @@ def gather_windows(tangents: jax.Array, operand: jax.Array, windows: Windows, pr
     return kept
 
 
-def worst(dtype: Any, prefer: Binary) -> Any:
-    """The value no comparison prefers, which padding is filled with."""
+def worst(dtype: DTypeLike, prefer: Binary) -> float:
+    """The value that is never preferred. Padding is filled with it."""
     low = prefer is lax.ge or prefer is lax.max
     if np.issubdtype(dtype, np.integer):
         info = np.iinfo(dtype)
@@ -139,7 +139,7 @@ def worst(dtype: Any, prefer: Binary) -> Any:
 
 
 def _separated(windows: Windows, padded: Shape) -> Iterator[Windows]:
-    """The same windows along one axis at a time: max and sum over a box are taken axis by axis."""
+    """The same windows, one axis at a time: max and sum over a box can be taken axis by axis."""
     ones, none = (1,) * len(padded), ((0, 0),) * len(padded)
     shape = list(padded)
     for axis in range(len(shape)):
@@ -151,7 +151,7 @@ def _separated(windows: Windows, padded: Shape) -> Iterator[Windows]:
 
 
 def _blocked(windows: Windows) -> tuple[list[int], list[int]]:
-    """The shape in which every pooled axis is two, (windows, size), and the numbers of the size axes."""
+    """The shape with every pooled axis split into two, (windows, size), and the numbers of the size axes."""
     shape: list[int] = []
     inner = []
     for count, size in zip(windows.out, windows.size, strict=True):
@@ -170,12 +170,12 @@ def _reduce_blocks(x: jax.Array, windows: Windows, combine: Binary) -> jax.Array
 
 
 def dilated_counts(windows: Windows) -> list[int]:
-    """Elements along each axis that lie in some window, for windows side by side."""
+    """How many elements along each axis lie in some window, for windows side by side."""
     return [count * size for count, size in zip(windows.out, windows.size, strict=True)]
 
 
 def _choose(operand: jax.Array, windows: Windows, prefer: Binary) -> jax.Array:
-    """For every window the number of the position `prefer` keeps."""
+    """For every window, the number of the position that `prefer` keeps."""
     slices = windows.slices(windows.padded(operand, worst(operand.dtype, prefer)))
     best = next(slices)
     chosen = lax.full(best.shape, 0, np.int32)
@@ -201,7 +201,7 @@ def _spread_blocks(source: jax.Array, chosen: jax.Array, windows: Windows) -> ja
 
 
 def _placed(share: jax.Array, windows: Windows, position: Shape) -> jax.Array:
-    """One window position's share, moved to the operand's places; shares that fall on padding are cut off."""
+    """The share of one window position, moved to its places in the operand. What falls on padding is cut off."""
     config = []
     for p, size, stride, (low, _), count in zip(
         position, windows.shape, windows.strides, windows.padding, windows.out, strict=True

@@ -1,15 +1,16 @@
-"""From one equation to its replacement: `replacement(eqn, platform)` gives a function of the operands, or None."""
+"""From an equation to its replacement: `replacement(eqn, platform)` returns a function of the operands, or None."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AxisType
+from jax.typing import DTypeLike
 
 from . import patches, pooling, winograd
 from .arrays import computed_once
@@ -30,29 +31,29 @@ _PREFER: dict[str, pooling.Binary] = {"ge": lax.ge, "le": lax.le}
 
 
 def replacement(eqn: JaxprEqn, platform: str) -> Lowering | None:
-    """What to call with the equation's operands instead of binding it, or None to keep it."""
+    """What to call with the equation's operands instead of binding it, or None to keep the equation."""
     maker = _MAKERS.get(eqn.primitive.name)
     return maker(eqn, platform) if maker and _real(eqn) and not _explicit(eqn) else None
 
 
-def _aval(var: Any) -> Any:
-    """Shape, type and sharding of a variable; JAX declares only their abstract base."""
+def _aval(var: Var | Literal) -> Any:
+    """Shape, dtype and sharding of a variable. JAX only declares their abstract base."""
     return var.aval
 
 
 def _real(eqn: JaxprEqn) -> bool:
-    """Whether all operands are real floating point: what layers compute with."""
+    """Whether all operands are real floating-point numbers, which is what layers compute with."""
     return all(jnp.issubdtype(_aval(v).dtype, jnp.floating) for v in eqn.invars)
 
 
 def _explicit(eqn: JaxprEqn) -> bool:
-    """Whether types fix how arrays are divided over devices; reshapes would then have to be told too."""
+    """Whether types say how arrays are divided over devices. Reshapes would then have to say it, too."""
     mesh = getattr(_aval(eqn.outvars[0]).sharding, "mesh", None)
     return AxisType.Explicit in getattr(mesh, "axis_types", ())
 
 
-def _accumulator(dtype: Any) -> Any:
-    """Sums of half-precision numbers are kept in float32."""
+def _accumulator(dtype: DTypeLike) -> Any:
+    """The dtype for sums: those of half-precision numbers are kept in float32."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -97,19 +98,19 @@ def _pool(eqn: JaxprEqn, platform: str) -> Lowering | None:
 
 
 def _generic_pool(eqn: JaxprEqn, platform: str) -> Lowering | None:
-    """`reduce_window` with an initial value of its own, for the reductions we know."""
+    """`reduce_window` with its own initial value, for the reductions we know."""
     combine = _known_reduction(eqn.params.get("jaxpr"), eqn.params.get("consts", ()))
     windows = _windows(eqn, platform) if combine and len(eqn.invars) == 2 else None
     if combine is None or windows is None:
         return None
     neutral = 0 if combine is lax.add else pooling.worst(_aval(eqn.outvars[0]).dtype, combine)
-    # XLA leaves padding out of a window; only the window itself starts from the initial value.
+    # XLA does not count padding as part of a window, but each window starts from the initial value.
     return lambda x, init: [
         combine(pooling.reduce_windows(x, windows, combine, neutral), jnp.broadcast_to(init, windows.out))
     ]
 
 
-def _known_reduction(jaxpr: Any, consts: Any) -> pooling.Binary | None:
+def _known_reduction(jaxpr: ClosedJaxpr | Jaxpr | None, consts: Sequence[object]) -> pooling.Binary | None:
     if jaxpr is None or len(consts):
         return None
     inner = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr

@@ -1,6 +1,7 @@
-"""What every lowering needs: the axes of a convolution by their roles, groups as an axis, results in the right layout.
+"""What every lowering needs: the axes of a convolution by role, groups as an axis, results in the right layout.
 
-Roles: "n" batch, "c" features that are summed over, "f" features that come out, "s0", "s1", ... places, "g" groups.
+The roles are "n" (batch), "c" (input features, summed over), "f" (output features), "s0", "s1", ... (places) and "g"
+(groups).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def padded(lhs: jax.Array, geo: Geometry) -> jax.Array:
 
 
 def shifted(share: jax.Array, places: Sequence[int], tap: Sequence[int], geo: Geometry) -> jax.Array:
-    """One tap's products, moved to the output positions they add to."""
+    """The products of one tap, moved to the output positions that they are added to."""
     config = [(0, 0, 0)] * share.ndim
     for axis, k, size, count, stride, (low, _), base, by in zip(
         places, tap, geo.spatial, geo.out, geo.strides, geo.padding, geo.lhs_dilation, geo.rhs_dilation, strict=True
@@ -39,7 +40,7 @@ def positions(shape: Shape) -> list[Position]:
 
 
 def padding(geo: Geometry, places: Sequence[int], ndim: int) -> list[tuple[int, int, int]]:
-    """The `lax.pad` configuration that pads and dilates `places` as the equation says."""
+    """The configuration with which `lax.pad` pads and dilates the axes `places` as the equation says."""
     config = [(0, 0, 0)] * ndim
     for axis, (low, high), dilation in zip(places, geo.padding, geo.lhs_dilation, strict=True):
         config[axis] = (low, high, dilation - 1)
@@ -47,12 +48,12 @@ def padding(geo: Geometry, places: Sequence[int], ndim: int) -> list[tuple[int, 
 
 
 def spatial_axes(geo: Geometry) -> Axes:
-    """The names of the places."""
+    """The names of the spatial axes."""
     return tuple(f"s{i}" for i in range(len(geo.spatial)))
 
 
 def named(spec: Shape, first: str, second: str) -> Axes:
-    """The names of the axes in memory order; `spec` lists their numbers: two roles, then the places."""
+    """The names of the axes in memory order. `spec` lists their numbers: two roles, then the spatial axes."""
     names = [""] * len(spec)
     for axis, name in zip(spec, (first, second, *(f"s{i}" for i in range(len(spec) - 2))), strict=True):
         names[axis] = name
@@ -70,7 +71,7 @@ def rhs_axes(geo: Geometry) -> Axes:
 
 
 def split(x: jax.Array, axes: Axes, name: str, groups: int) -> tuple[jax.Array, Axes]:
-    """The named axis as two: groups "g" and what is in one group."""
+    """`x` with the named axis split into two: the groups "g" and what is in one group."""
     if groups == 1:
         return x, axes
     at = axes.index(name)
@@ -85,18 +86,18 @@ def drop(x: jax.Array, axes: Axes, name: str) -> tuple[jax.Array, Axes]:
 
 
 def spread(x: jax.Array, axes: Axes, names: Axes) -> jax.Array:
-    """`x` with its axes in the order of `names`, those it lacks of size 1."""
+    """`x` with its axes in the order of `names`. Those it lacks have size 1."""
     x = arrange(x, axes, tuple(n for n in names if n in axes))
     return lax.expand_dims(x, [i for i, n in enumerate(names) if n not in axes])
 
 
 def times(position: Sequence[int], step: Shape) -> Position:
-    """The position scaled axis by axis."""
+    """The position, scaled axis by axis."""
     return tuple(p * s for p, s in zip(position, step, strict=True))
 
 
 def finish(out: jax.Array, axes: Axes, geo: Geometry) -> jax.Array:
-    """The result in the layout the equation promised."""
+    """The result in the layout that the equation asks for."""
     wanted = named(geo.out_spec, "n", "f")
     sizes = {"n": geo.batch, "f": geo.features_out * geo.groups} | dict(zip(spatial_axes(geo), geo.out, strict=True))
     present = {*axes}

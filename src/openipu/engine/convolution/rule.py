@@ -1,8 +1,9 @@
 """Which windowed equations are replaced, by what, on which platform.
 
 `plan_convolution(geometry, platform)` and `plan_pooling(windows, platform, primitive)` are pure: sizes in, decision
-out. `None` and False keep the original. The CPU's numbers were measured with `benchmarks/micro_convolution.py` and its
-like, float32 on one core of an AMD EPYC 9004. The GPU's come from one trial, the tutorial CNN on an H200.
+out. None and False keep the original. The numbers for CPUs were measured with `benchmarks/micro_convolution.py` and
+similar scripts, in float32 on one core of an AMD EPYC 9004. Those for GPUs come from one trial: the tutorial CNN on an
+H200.
 """
 
 from __future__ import annotations
@@ -29,35 +30,35 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A lowering, and how it is done."""
+    """A lowering and its settings."""
 
     kind: Kind
     chunk: int = 0
-    """Kernel or output positions laid out at once; 0: all."""
+    """How many kernel or output positions are laid out at once; 0 for all."""
     tile: int = 0
-    """Side of a Winograd tile."""
+    """The side of a Winograd tile."""
     by_group: bool = False
-    """Whether groups are done one after the other, each as a convolution of its own."""
+    """Whether each group is computed as a convolution of its own, one after the other."""
     wall: bool = False
     """Whether the result is computed before anything reads it [Note: a wall XLA:CPU respects]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Up to where replacing is worth it on one platform."""
+    """Up to which sizes replacing pays on one platform."""
 
     positions: int
-    """Slices one equation may become; beyond, the program grows faster than it gains."""
+    """How many slices may replace one equation. With more, the program grows too large for the gain."""
     patches: int
-    """Bytes laid out at once; more are laid out in several parts."""
+    """How many bytes are laid out at once. More are laid out in several parts."""
     multiplications: int | None
-    """Multiply-adds of one convolution up to which it is replaced; None: any number."""
+    """A convolution with more multiply-adds than this is not replaced; None for no limit."""
     forward_pooling: bool
     """Whether pooling itself is replaced, not only its gradient."""
     groups: int
-    """Groups up to which a grouped convolution becomes so many plain ones; more become one batch of matrix products."""
+    """With up to this many groups, each becomes a plain convolution. More become one batch of matrix products."""
     winograd: bool
-    """Whether small kernels may take the Winograd form; needs matrix products in full float32."""
+    """Whether small kernels may use the Winograd form, which needs matrix products in full float32."""
     walls: bool
     """Whether the compiler has to be kept from repeating work for every reader."""
 
@@ -77,31 +78,34 @@ GPU = Limits(
 LIMITS = {"cpu": CPU, "gpu": GPU, "cuda": GPU, "rocm": GPU}
 
 FEW_PRODUCTS = 32
-"""Products per output up to which they are added one by one.
+"""Up to this many products per output are added one by one.
 
-A 3x3 kernel from 28x28x1 to 32 channels takes 0.27 ms so and 1.06 ms as a matrix product.
+A 3x3 kernel from 28x28x1 to 32 channels takes 0.27 ms that way and 1.06 ms as a matrix product.
 """
 FEW_OUTPUTS = 8
-"""Output channels from which that holds: they fill the vector registers."""
+"""`FEW_PRODUCTS` applies from this many output channels on: they fill the vector registers."""
 CHEAP_PRODUCTS = 12
-"""Products per output that are cheaper to repeat for a second reader than to store."""
+"""Up to this many products per output are cheaper to repeat for a second reader than to store."""
 NARROW = 3
-"""Input channels up to which a weight gradient shifts whole images: 0.48 for 1.00 ms at one, no gain at four."""
+"""With up to this many input channels, a weight gradient shifts whole images.
+
+That takes 0.48 instead of 1.00 ms with one channel, and gains nothing with four.
+"""
 
 WINOGRAD_GAIN = 1.5
-"""Factor by which Winograd has to save multiplications."""
+"""Winograd has to save multiplications by at least this factor."""
 WINOGRAD_CHANNELS = 8
-"""Channels on either side from which the transforms are cheap against the products ..."""
+"""From this many channels on either side, the transforms are cheap compared with the products."""
 WINOGRAD_PAIRS = {2: 1024, 3: 256, 4: 256, 5: 256}
-"""... and channels in times channels out, for each kernel size."""
+"""For each kernel size, the least product of input and output channels."""
 WINOGRAD_WEIGHTS = (2, 3, 4)
 """Kernel sizes whose weight gradients keep their precision [Note: rounding of Winograd]."""
 WINOGRAD_TILES = {6: 64, 4: 4096}
-"""Tiles and the channels up to which each keeps its precision."""
+"""For each tile size, the most channels with which it keeps its precision."""
 
 
 def plan_convolution(geo: Geometry, platform: str) -> Choice | None:
-    """The cheapest lowering of a convolution, or None where the original is kept."""
+    """The cheapest lowering of a convolution, or None to keep the original."""
     limits = LIMITS.get(platform)
     if limits is None or geo.empty:
         return None
@@ -128,7 +132,7 @@ def _plan_slices(geo: Geometry, limits: Limits) -> Choice | None:
 
 
 def _repeats(choice: Choice, geo: Geometry) -> bool:
-    """Whether a lowering ends with a sum of many terms: the compiler would repeat it for each reader."""
+    """Whether a lowering ends with a sum of many terms, which the compiler would repeat for each reader."""
     if choice.kind == "elementwise":
         return prod(geo.kernel) * geo.features_in > CHEAP_PRODUCTS and geo.group_axis == "c"
     return choice.kind in ("scatter", "winograd", "winograd_scatter")
@@ -140,8 +144,7 @@ def plan_winograd(geo: Geometry) -> Choice | None:
     if len(geo.spatial) != 2 or geo.groups != 1 or max(steps) > 1 or geo.itemsize != 4:
         return None
     if geo.kernel[0] == geo.kernel[1] and geo.kernel[0] in WINOGRAD_PAIRS:
-        # Equal sizes on both sides say nothing; an input gradient reads a kernel whose features stand the other way
-        # round.
+        # An input gradient has the larger output. If sizes are equal, its kernel has its features in the other order.
         gradient = geo.spatial < geo.out or (geo.spatial == geo.out and geo.rhs_spec[0] < geo.rhs_spec[1])
         if gradient:
             return _tiled("winograd_scatter", geo.kernel[0], geo.spatial, (geo.features_in, geo.features_out))
@@ -152,7 +155,7 @@ def plan_winograd(geo: Geometry) -> Choice | None:
 
 
 def _tiled(kind: Kind, size: int, area: Shape, channels: tuple[int, int]) -> Choice | None:
-    """The tile with the fewest multiplications that keeps rounding small [Note: rounding of Winograd]."""
+    """The tile with the fewest multiplications that keeps rounding errors small [Note: rounding of Winograd]."""
     if min(channels) < WINOGRAD_CHANNELS or prod(channels) < WINOGRAD_PAIRS[size]:
         return None
     tiles = [n for n, most in WINOGRAD_TILES.items() if max(channels) <= most and n > size]
@@ -163,7 +166,7 @@ def _tiled(kind: Kind, size: int, area: Shape, channels: tuple[int, int]) -> Cho
 
 
 def costs(geo: Geometry) -> dict[Kind, int]:
-    """Bytes each lowering that fits would lay out between reading its operands and writing its result."""
+    """The bytes that each suitable lowering would lay out between reading its operands and writing its result."""
     taps, places, spots = prod(geo.kernel), prod(geo.spatial), prod(geo.out)
     unit = geo.itemsize * geo.groups
     patches = unit * geo.batch * spots * taps * geo.features_in
@@ -173,7 +176,7 @@ def costs(geo: Geometry) -> dict[Kind, int]:
         return {"gather_narrow": patches}
     if taps == 1 and max(geo.strides + geo.lhs_dilation) == 1:
         return {"gather": patches}
-    # A dilated input would be multiplied with its zeros, a stride would throw products away.
+    # `gather` would multiply the zeros of a dilated input, and `scatter` would drop products that a stride skips.
     kinds: dict[Kind, int] = {
         "gather": patches * (4 if max(geo.lhs_dilation) > 1 else 1),
         "scatter": unit * geo.batch * places * taps * geo.features_out * (4 if max(geo.strides) > 1 else 1),
@@ -184,7 +187,7 @@ def costs(geo: Geometry) -> dict[Kind, int]:
 
 
 def slices(geo: Geometry) -> dict[Kind, int]:
-    """Slices each lowering cuts."""
+    """The number of slices that each lowering cuts."""
     taps, spots = prod(geo.kernel), prod(geo.out)
     one_by_one = spots if geo.group_axis == "n" else taps * geo.features_in
     return {

@@ -1,18 +1,18 @@
 """Convolutions with small kernels at a fraction of the multiplications: Winograd's minimal filtering.
 
-The input is cut into overlapping tiles of n x n; a linear transform of each tile and of the kernel turns the
-convolution of a tile into n x n independent products, which over all tiles and channels are n x n matrix products. With
-n = 6 a 3x3 kernel costs 36 multiplications per 4x4 outputs instead of 144, and the transformed tiles take a quarter of
-the memory of patches.
+The input is cut into overlapping tiles of n x n. A linear transform of each tile and of the kernel turns the
+convolution of a tile into n x n independent products. Over all tiles and channels, these are n x n matrix products.
+With n = 6, a 3x3 kernel costs 36 multiplications per 4x4 outputs instead of 144, and the transformed tiles take a
+quarter of the memory of patches.
 
-The three parts of one layer share their transforms, because they are written as the transposes of each other: forward
-and weight gradient transform the input alike, weight gradient and input gradient transform the incoming gradient alike,
-forward and input gradient transform the kernel alike. The compiler sees equal expressions and computes them once.
+The three parts of one layer share their transforms, because they are written as transposes of each other: forward and
+weight gradient share the transform of the input, both gradients share that of the incoming gradient, and forward and
+input gradient share that of the kernel. The compiler sees equal expressions and computes them once.
 
-[Note: rounding of Winograd] Rounding grows with the tile and the number of channels. With the points 0, +-1/sqrt 2,
-+-sqrt 2 and up to 64 channels the largest error of a float32 result is 0.5e-6 to 1.6e-6 of its largest entry, against
-0.5e-6 of a plain sum; the usual points 0, +-1, +-2 would give 4e-6. With n = 4 it is that of a plain sum. An infinity
-in the input makes its whole tile NaN.
+[Note: rounding of Winograd] Rounding errors grow with the tile and the number of channels. With the points 0,
++-1/sqrt 2, +-sqrt 2 and up to 64 channels, the largest error of a float32 result is 0.5e-6 to 1.6e-6 of its largest
+entry, compared with 0.5e-6 for a plain sum. The usual points 0, +-1, +-2 would lead to 4e-6. With n = 4, the error is
+that of a plain sum. An infinity in the input turns its whole tile into NaN.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from .arrays import Axes, arrange, pad, window
 from .geometry import Geometry, Shape
@@ -37,7 +38,7 @@ Rows = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """The matrices for tiles of `n` inputs and kernels of `size`: a tile has `step` outputs along each axis."""
+    """The matrices for tiles of `n` inputs and kernels of `size`. A tile has `step` outputs along each axis."""
 
     n: int
     size: int
@@ -47,20 +48,20 @@ class Transform:
 
     @property
     def step(self) -> int:
-        """Outputs of a tile along one axis."""
+        """The number of outputs of a tile along one axis."""
         return self.n - self.size + 1
 
     def grid(self, area: Shape) -> Shape:
-        """Tiles along each axis that cover an area of outputs."""
+        """How many tiles along each axis cover an area of outputs."""
         return tuple(-(-extent // self.step) for extent in area)
 
 
 @cache
 def transform(n: int, size: int) -> Transform:
-    """The transform after Cook and Toom.
+    """The transform, after Cook and Toom.
 
-    Rows of `gradient` and `kernel` evaluate a polynomial at one point, the last at infinity; each row of `data` holds
-    the polynomial that is zero at all other points.
+    Each row of `gradient` and `kernel` evaluates a polynomial at one point; the last row does so at infinity. Each row
+    of `data` holds the polynomial that is zero at all other points.
     """
     points = np.asarray(POINTS[n])
     step = n - size + 1
@@ -75,8 +76,10 @@ def transform(n: int, size: int) -> Transform:
     return Transform(n, size, _rows(a), _rows(g), _rows(b))
 
 
-def forward(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, n: int = 6) -> jax.Array:
-    """A convolution, by tiles of its output."""
+def forward(
+    lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: DTypeLike, precision: lax.PrecisionLike = None, n: int = 6
+) -> jax.Array:
+    """A convolution by tiles of its output."""
     t = transform(n, geo.kernel[0])
     grid = t.grid(geo.out)
     data = _data_tiles(_arranged(lhs, geo.lhs_spec, "nc", "nhwc"), geo, t, grid)
@@ -87,13 +90,14 @@ def forward(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision
     return _out(pad(out, 0, [(0, 0, 0), *cut, (0, 0, 0)]), "nhwf", geo)
 
 
-def scatter(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, n: int = 6) -> jax.Array:
-    """The same convolution by tiles of its input, each adding to the outputs it reaches: for input gradients."""
+def scatter(
+    lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: DTypeLike, precision: lax.PrecisionLike = None, n: int = 6
+) -> jax.Array:
+    """The same convolution by tiles of its input, each added to the outputs that it reaches. For input gradients."""
     t = transform(n, geo.kernel[0])
     grid = t.grid(geo.spatial)
     data = _gradient_tiles(_arranged(lhs, geo.lhs_spec, "nc", "nhwc"), t, grid)
-    # JAX reverses the kernel for an input gradient; reversed once more it is the forward kernel, and so is its
-    # transform.
+    # JAX reverses the kernel for an input gradient. Reversing it back yields the forward kernel and its transform.
     kernel = _kernel(lax.rev(_arranged(rhs, geo.rhs_spec, "fc", "hwfc"), (0, 1)), t)
     products = _products(data, kernel, (2, 2), dtype, precision)
     out = _placed(products, geo.batch, grid, _transposed(t.data), t)
@@ -102,8 +106,10 @@ def scatter(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision
     return _out(pad(out, 0, [(0, 0, 0), *cut, (0, 0, 0)]), "nhwf", geo)
 
 
-def weights(lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: Any, precision: Any = None, n: int = 6) -> jax.Array:
-    """A convolution whose output is as small as a kernel: a weight gradient, its batch and channels exchanged."""
+def weights(
+    lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: DTypeLike, precision: lax.PrecisionLike = None, n: int = 6
+) -> jax.Array:
+    """A convolution whose output is as small as a kernel: a weight gradient, with batch and channels exchanged."""
     t = transform(n, geo.out[0])
     grid = t.grid(geo.kernel)
     data = _data_tiles(_arranged(lhs, geo.lhs_spec, "nc", "chwn"), geo, t, grid)
@@ -155,13 +161,15 @@ def _kernel(w: jax.Array, t: Transform) -> jax.Array:
     return _stack([e for row in both for e in row], 0)
 
 
-def _products(a: jax.Array, b: jax.Array, contracted: tuple[int, int], dtype: Any, precision: Any) -> jax.Array:
+def _products(
+    a: jax.Array, b: jax.Array, contracted: tuple[int, int], dtype: DTypeLike, precision: lax.PrecisionLike
+) -> jax.Array:
     numbers = (((contracted[0],), (contracted[1],)), ((0,), (0,)))
     return lax.dot_general(a, b, numbers, precision=precision, preferred_element_type=dtype)
 
 
 def _placed(products: jax.Array, batch: int, grid: Shape, matrix: Rows, t: Transform) -> jax.Array:
-    """`matrix` applied to the products along both axes, and the tiles put in place; where they overlap they add up."""
+    """`matrix` applied to the products along both axes, with the tiles put in place. Overlaps are added up."""
     products = lax.reshape(products, (t.n, t.n, batch, *grid, products.shape[-1]))
     columns = _overlapped(_combine(_along(products, 1), matrix), 3, t.step)
     parts = [_overlapped(_combine(_along(column, 0), matrix), 1, t.step) for column in columns]
@@ -169,7 +177,7 @@ def _placed(products: jax.Array, batch: int, grid: Shape, matrix: Rows, t: Trans
 
 
 def _overlapped(planes: list[jax.Array], axis: int, step: int) -> list[jax.Array]:
-    """One plane for each place in a tile; what reaches past a tile is added to the tiles after it."""
+    """One plane per place in a tile. What reaches past a tile is added to the tiles after it."""
     reach = (len(planes) - 1) // step
     if not reach:
         return planes
@@ -182,13 +190,13 @@ def _overlapped(planes: list[jax.Array], axis: int, step: int) -> list[jax.Array
 
 
 def _interleave(planes: list[jax.Array], axis: int) -> jax.Array:
-    """Planes that each hold every n-th element along an axis, as one array."""
+    """One array from planes that each hold every n-th element along an axis."""
     out = _stack(planes, axis + 1)
     return lax.reshape(out, (*out.shape[:axis], out.shape[axis] * len(planes), *out.shape[axis + 2 :]))
 
 
 def _combine(terms: Sequence[jax.Array], matrix: Rows) -> list[jax.Array]:
-    """The matrix times the vector of arrays; factors 0 and 1 cost nothing."""
+    """The matrix times the vector of arrays. Factors of 0 and 1 cost nothing."""
     out = []
     for row in matrix:
         pairs = [(x, factor) for x, factor in zip(terms, row, strict=True) if factor]

@@ -1,1 +1,1 @@
-"""Pipeline schedules as tables: values that are made, checked, measured and drawn without any device."""
+"""Pipeline schedules as tables: values that can be made, checked, measured and drawn without any device."""

@@ -1,15 +1,15 @@
-"""A pipeline schedule as a value: a table of actions, devices by ticks, that can be printed, compared and checked.
+"""A pipeline schedule as a value: a table of actions (devices by ticks) that can be printed, compared and checked.
 
     tick      0     1     2          3          4          5     6
     device 0  F0:0  F0:1  F0:2       B0:0,F0:3  B0:1       B0:2  B0:3
     device 1  -     F1:0  B1:0,F1:1  B1:1,F1:2  B1:2,F1:3  B1:3  -
 
-`F1:0` is the forward of stage 1 for micro-batch 0. Numbers about a table (bubble, memory) are in measures.py, the
-arrays that a compiled program follows in table_arrays.py.
+`F1:0` is the forward of stage 1 for micro-batch 0. measures.py computes numbers about a table (bubble, memory), and
+table_arrays.py makes the arrays that a compiled program follows.
 
 [Note: when values are available] All devices go from tick to tick together, and values move between devices only
-between two ticks. So a value can be used on another device in any later tick, and on its own device also by the actions
-that stand after it in the same cell.
+between ticks. So a value can be used on another device in any later tick. On its own device, later actions in the same
+cell can use it, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from itertools import chain
 _ACTION = re.compile(r"([FB])(\d+):(\d+)")
 _IDLE = "-"
 _AROUND = 5
-"""Ticks shown on either side of the cell that an error is about."""
+"""How many ticks an error message shows on either side of the offending cell."""
 
 
 class Kind(StrEnum):
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One stage's forward or backward for one micro-batch; prints as `F2:0` or `B1:3`."""
+    """The forward or backward of one stage for one micro-batch. Prints as `F2:0` or `B1:3`."""
 
     stage: int
     kind: Kind
@@ -47,19 +47,19 @@ class Action:
 
     @classmethod
     def parse(cls, text: str) -> Action:
-        """Read an action as it prints.
+        """The action that prints as `text`.
 
         >>> Action.parse("B1:3").stage
         1
         """
         found = _ACTION.fullmatch(text)
         if found is None:
-            raise ValueError(f"{text!r} is not an action. Write F or B, stage, colon, micro-batch: F2:0.")
+            raise ValueError(f"{text!r} is not an action. Write F or B, stage, colon and micro-batch, such as F2:0.")
         return cls(int(found[2]), Kind(found[1]), int(found[3]))
 
 
 Cell = tuple[Action, ...]
-"""What a device does in one tick, in this order; empty when it is idle."""
+"""What a device does in one tick, in this order; empty if it is idle."""
 
 
 def forward(stage: int, micro_batch: int) -> Action:
@@ -73,13 +73,13 @@ def backward(stage: int, micro_batch: int) -> Action:
 
 
 def journey(stages: int, micro_batch: int, training: bool = True) -> list[Action]:
-    """Everything that happens to one micro-batch, in the order of its data: F0, F1, ..., and then ..., B1, B0."""
+    """Everything that happens to one micro-batch, in order: F0, F1, ..., and in training also ..., B1, B0."""
     there = [forward(stage, micro_batch) for stage in range(stages)]
     return there + [backward(stage, micro_batch) for stage in reversed(range(stages))] if training else there
 
 
 def position(action: Action, stages: int) -> int:
-    """The place of an action in the journey of its micro-batch."""
+    """The position of an action in the journey of its micro-batch."""
     return action.stage if action.kind is Kind.FORWARD else 2 * stages - 1 - action.stage
 
 
@@ -93,7 +93,7 @@ def needs(action: Action, stages: int) -> list[Action]:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Who does what when, in one update: `cells[device][tick]`. Printing it shows it; equal tables are equal."""
+    """What each device does in each tick of one update: `cells[device][tick]`. Prints as rows of actions."""
 
     cells: tuple[tuple[Cell, ...], ...]
     devices: tuple[int, ...]
@@ -101,12 +101,12 @@ class Table:
     micro_batches: int
     training: bool = True
     one_at_a_time: bool = True
-    """A device runs at most one action in a tick."""
+    """Whether a device runs at most one action in a tick."""
 
     def __post_init__(self) -> None:
         lengths = sorted({len(row) for row in self.cells})
         if len(lengths) != 1:
-            raise ValueError(f"The rows of a table have {lengths} ticks. Give every device the same number.")
+            raise ValueError(f"The rows of a table have {lengths} ticks. Give every device the same number of ticks.")
         if not self.devices or len(self.cells) <= max(self.devices):
             raise ValueError(
                 f"A table of {len(self.cells)} rows cannot hold stages on the devices {list(self.devices)}. "
@@ -131,19 +131,19 @@ class Table:
     def parse(
         cls, rows: Iterable[str], devices: Sequence[int], training: bool = True, one_at_a_time: bool = True
     ) -> Table:
-        """Read the rows as they print, without the heading: `"F0:0 F0:1 - B0:0,F0:2"`."""
+        """The table with the given rows, written as they print: `"F0:0 F0:1 - B0:0,F0:2"`."""
         cells = tuple(tuple(_parse_cell(cell) for cell in row.split()) for row in rows)
         micro_batches = {action.micro_batch for row in cells for cell in row for action in cell}
         return cls(cells, tuple(devices), 1 + max(micro_batches, default=-1), training, one_at_a_time)
 
     @property
     def stages(self) -> int:
-        """How many slices the model has."""
+        """How many stages the model has."""
         return len(self.devices)
 
     @property
     def ticks(self) -> int:
-        """How many columns the table has."""
+        """How many ticks the table has: its columns."""
         return len(self.cells[0])
 
     def columns(self) -> Iterator[tuple[Cell, ...]]:
@@ -151,7 +151,7 @@ class Table:
         return zip(*self.cells, strict=True)
 
     def actions(self) -> Iterator[tuple[int, int, Action]]:
-        """Tick, device and action of everything, in the order of time."""
+        """The tick, device and action of everything that runs, in order of time."""
         for tick, column in enumerate(self.columns()):
             for device, cell in enumerate(column):
                 for action in cell:
@@ -172,9 +172,9 @@ def _parse_cell(text: str) -> Cell:
 def render(
     table: Table, start: int = 0, stop: int | None = None, mark: tuple[int, int] | None = None, width: int | None = None
 ) -> list[str]:
-    """Lines of text for the ticks from `start` to `stop`; `mark` is a (device, tick) to point at.
+    """Lines of text for the ticks from `start` to `stop`. `mark` is a (device, tick) to point at.
 
-    Where a `width` is given, a table that is wider goes on below, after an empty line.
+    A table that is wider than `width` continues below, after an empty line.
     """
     names = ["tick", *(f"device {device}" for device in range(len(table.cells)))]
     columns = [
@@ -200,7 +200,7 @@ def _padded(column: list[str]) -> list[str]:
 
 
 def _blocks(columns: list[list[str]], width: int | None, taken: int) -> Iterator[list[list[str]]]:
-    """Runs of columns that fit side by side, at least one in each."""
+    """Runs of columns that fit side by side, with at least one column each."""
     block: list[list[str]] = []
     used = taken
     for column in columns:
@@ -214,7 +214,7 @@ def _blocks(columns: list[list[str]], width: int | None, taken: int) -> Iterator
 
 
 class ScheduleError(ValueError):
-    """A table breaks a rule; the message shows where."""
+    """A table breaks a rule. The message shows where."""
 
     def __init__(self, rule: str, table: Table, device: int, tick: int) -> None:
         start = max(0, tick - _AROUND)
@@ -224,18 +224,18 @@ class ScheduleError(ValueError):
 
 
 def validate(table: Table) -> Table:
-    """Give the table back, or raise a `ScheduleError` that names the first cell that breaks one of these rules.
+    """Return the table, or raise a `ScheduleError` for the first cell that breaks one of these rules.
 
-    1. An action stands in the row of the device that holds its stage, and there are no backwards without training.
-    2. A device runs one action in a tick, where the table says so; in any case a stage runs at most one forward and
-       one backward in a tick.
+    1. An action is in the row of the device that holds its stage, and there are no backwards without training.
+    2. A stage runs at most one forward and one backward in a tick. If the table is `one_at_a_time`, a device runs at
+       most one action in a tick.
     3. Nothing runs twice.
-    4. What an action uses was computed before, and by [Note: when values are available] it has arrived: the forward of
-       the stage before, or, for a backward, the forward of the same stage and the backward of the stage after.
+    4. What an action uses has been computed and has arrived [Note: when values are available]. That is the forward of
+       the stage before or, for a backward, the forward of the same stage and the backward of the stage after.
     5. Every micro-batch passes every stage, forwards and, in training, backwards.
     """
     if not isinstance(table, Table):
-        raise TypeError(f"The `table` of a schedule returned a {type(table).__name__}. Return a `Table`.")
+        raise TypeError(f"The `table` method of a schedule returned a {type(table).__name__}. Return a `Table`.")
     when = {action: (tick, device) for tick, device, action in reversed(list(table.actions()))}
     done: set[Action] = set()
     for tick, column in enumerate(table.columns()):
@@ -251,8 +251,8 @@ def validate(table: Table) -> Table:
 def _check_number(table: Table, device: int, tick: int, cell: Cell) -> None:
     if table.one_at_a_time and len(cell) > 1:
         raise ScheduleError(
-            f"{len(cell)} actions in one tick, where this schedule runs one. "
-            "Move the others to other ticks, or say one_at_a_time=False.",
+            f"{len(cell)} actions in one tick, but this schedule runs one at a time. "
+            "Move the others to other ticks, or set one_at_a_time=False.",
             table, device, tick,
         )  # fmt: skip
     for (kind, stage), count in Counter((action.kind, action.stage) for action in cell).items():
@@ -283,9 +283,9 @@ def _check_action(
         home = table.devices[action.stage]
         raise wrong(f"{action} runs on a device without stage {action.stage}. Move it to device {home}.")
     if action.kind is Kind.BACKWARD and not table.training:
-        raise wrong(f"{action} is a backward, but nothing is trained. Leave it out, or say training=True.")
+        raise wrong(f"{action} is a backward, but nothing is trained. Leave it out, or set training=True.")
     if any(action in part for part in computed):
-        raise wrong(f"{action} runs a second time, first in tick {when[action][0]}. Leave one of them out.")
+        raise wrong(f"{action} runs a second time; it already ran in tick {when[action][0]}. Leave one of them out.")
     for needed in needs(action, table.stages):
         if not any(needed in part for part in computed):
             raise wrong(f"{action} uses the result of {needed}, {_why_missing(needed, when, device, tick)}")
@@ -296,8 +296,8 @@ def _why_missing(needed: Action, when: Mapping[Action, tuple[int, int]], device:
         return "which is never computed. Add it in an earlier tick."
     at, where = when[needed]
     if (at, where) == (tick, device):
-        return "which stands after it in the same cell. Change their order."
-    return f"which device {where} computes in tick {at}: it is available from tick {at + 1} on. Move one of them."
+        return "which comes after it in the same cell. Change their order."
+    return f"which device {where} computes in tick {at}, so it is available from tick {at + 1} on. Move one of them."
 
 
 def _check_complete(table: Table, when: Mapping[Action, tuple[int, int]]) -> None:
@@ -306,6 +306,6 @@ def _check_complete(table: Table, when: Mapping[Action, tuple[int, int]]) -> Non
             if action not in when:
                 device, last = table.devices[action.stage], table.ticks - 1
                 raise ScheduleError(
-                    f"the table ends, but {action} never ran. Every micro-batch passes every stage once.",
+                    f"the table ends, but {action} never ran. Let every micro-batch pass every stage once.",
                     table, device, last,
                 )  # fmt: skip

@@ -1,6 +1,6 @@
 """What theory says about the built-in schedules, with every stage on a device of its own.
 
-For S stages and N micro-batches; f and b are the times of a forward and a backward, and b is not less than f:
+There are S stages and N micro-batches. A forward takes time f and a backward takes time b, which is at least f:
 
 | schedule    | ticks      | time                   | live micro-batches of stage s |
 |-------------|------------|------------------------|-------------------------------|
@@ -22,14 +22,16 @@ from .schedules import GPipe, Grouped, Interleaved, OneFOneB, Schedule, Sequenti
 def closed_form(
     schedule: Schedule, stages: int, micro_batches: int, training: bool = True, costs: Costs | None = None
 ) -> Measures:
-    """The measures that a table of a built-in schedule has to have; `measure(table)` gives those that it has."""
+    """The measures that a built-in schedule should have. `measure(table)` returns those that its table does have."""
     costs = costs or Costs()
     s, n, f, b = stages, micro_batches, costs.forward, costs.backward
     if not training:
         ticks = s * n if isinstance(schedule, Sequential) else n + s - 1
         return Measures(ticks, ticks * f, 1 - n / ticks, (0,) * s, (0,) * s)
     if b < f:
-        raise ValueError(f"A backward takes {b} and a forward {f}. These forms hold where a backward takes no less.")
+        raise ValueError(
+            f"A backward takes {b} and a forward {f}. Give a backward that takes at least as long as a forward."
+        )
     match schedule:
         case Grouped():
             ticks, time, live = n + 2 * s - 1, (n + s - 1) * (f + b), [2 * (s - i) - 1 for i in range(s)]

@@ -1,7 +1,7 @@
 """What a schedule costs, read off its table: time, bubble, and micro-batches held in memory.
 
-Devices go from tick to tick together, so a tick takes as long as its busiest device. What the others wait is the
-bubble.
+Devices go from tick to tick together, so a tick takes as long as its busiest device. The time that the others wait is
+the bubble.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ class Measures:
     ticks: int
     time: float
     bubble: float
-    """Share of all devices' time in which they are idle."""
+    """The share of all devices' time in which they are idle."""
     live: tuple[int, ...]
-    """Per stage, the most micro-batches that are between their forward and their backward."""
+    """Per stage, the most micro-batches that are between their forward and their backward at one time."""
     stash: tuple[int, ...]
-    """Per stage, how many of them are older than the newest one, which needs no copy to survive."""
+    """Per stage, the most micro-batches that have to be stored: all live ones but the newest."""
 
 
 def measure(table: Table, costs: Costs | None = None) -> Measures:
-    """All numbers of one table."""
+    """All measures of one table."""
     costs = costs or Costs()
     return Measures(table.ticks, total_time(table, costs), bubble(table, costs), live(table), stash(table))
 
 
 def durations(table: Table, costs: Costs | None = None) -> list[float]:
-    """How long each tick takes: what its busiest device needs."""
+    """How long each tick takes: as long as its busiest device."""
     costs = costs or Costs()
     return [max(sum(map(costs.of, cell)) for cell in column) for column in table.columns()]
 
@@ -56,7 +56,7 @@ def total_time(table: Table, costs: Costs | None = None) -> float:
 
 
 def bubble(table: Table, costs: Costs | None = None) -> float:
-    """Share of all devices' time in which they are idle, between 0 and 1."""
+    """The share of all devices' time in which they are idle, between 0 and 1."""
     costs = costs or Costs()
     available = total_time(table, costs) * len(table.cells)
     work = sum(costs.of(action) for _, _, action in table.actions())
@@ -64,7 +64,7 @@ def bubble(table: Table, costs: Costs | None = None) -> float:
 
 
 def live(table: Table) -> tuple[int, ...]:
-    """Per stage, the most micro-batches that are between their forward and their backward; 0 without training."""
+    """Per stage, the most micro-batches between their forward and their backward at one time; 0 without training."""
     most = [0] * table.stages
     for action, held in _held(table):
         most[action.stage] = max(most[action.stage], held[action.stage])
@@ -87,7 +87,7 @@ def live_on_devices(table: Table) -> tuple[int, ...]:
 
 
 def _held(table: Table) -> Iterator[tuple[Action, list[int]]]:
-    """Each action in the order of time, with the micro-batches that each stage holds when it is done."""
+    """Each action in order of time, with the number of micro-batches that each stage holds after it."""
     held = [0] * table.stages
     if table.training:
         for _, _, action in table.actions():

@@ -12,23 +12,23 @@ from .actions import Action, Kind, Table
 from .measures import Costs, bubble, durations, live_on_devices
 
 _SHADES: Final = 8
-"""Micro-batches with a colour of their own, after which the colours repeat."""
+"""After this many micro-batches, the colours repeat."""
 _LEFT, _RIGHT, _TOP, _ROW, _GAP, _BOTTOM = 84, 88, 56, 30, 6, 66
 _WIDEST: Final = 30.0
 _DIGIT: Final = 6.6
-"""Width of a digit of a label."""
+"""The width of one digit of a label."""
 _STRIDES: Final = tuple(step * 10**power for power in range(9) for step in (1, 2, 5))
-"""Numbers of ticks that can be between two labels."""
+"""Possible numbers of ticks from one label to the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Where things are."""
+    """Where times and devices are in the picture."""
 
     edges: tuple[float, ...]
     """The time at which each tick starts, and the end."""
     unit: float
-    """Pixels of one unit of time."""
+    """Pixels per unit of time."""
     rows: int
 
     @property
@@ -47,7 +47,7 @@ class _Scale:
 
 
 def svg(table: Table, title: str = "", costs: Costs | None = None, width: int = 1100) -> str:
-    """The text of an SVG file about `width` pixels wide, in which every action is as long as its cost."""
+    """The text of an SVG file about `width` pixels wide. Every action is drawn as long as it takes."""
     costs = costs or Costs()
     edges = tuple(accumulate(durations(table, costs), initial=0.0))
     least = min(costs.forward, costs.backward)
@@ -78,7 +78,7 @@ def _style() -> str:
 
 
 def _colour(kind: Kind, shade: int) -> str:
-    """Blues for forwards and oranges for backwards, so that neighbours differ and kinds can't be mistaken."""
+    """Blues for forwards and oranges for backwards. Neighbouring shades differ."""
     along = shade / (_SHADES - 1)
     if kind is Kind.FORWARD:
         return f"hsl({198 + 30 * along:.0f} {60 + 18 * along:.0f}% {86 - 19 * along:.0f}%)"
@@ -111,7 +111,7 @@ def _axis(scale: _Scale) -> Iterator[str]:
 
 
 def _fits(ticks: list[int], middles: Mapping[int, float]) -> bool:
-    """Whether the numbers of these ticks can stand next to each other."""
+    """Whether the numbers of these ticks fit next to each other."""
     return all(middles[b] - middles[a] > _DIGIT * (len(str(b)) + 1) for a, b in pairwise(ticks))
 
 

@@ -1,8 +1,8 @@
 """The schedules: frozen values with one pure method, `table`.
 
-Grouped, Interleaved and Sequential are those of the IPU API. In all three, a micro-batch that has entered goes through
-one stage per tick without waiting; they differ in when the next one enters. GPipe and OneFOneB are known from
-elsewhere; there, every device does in each tick the most urgent of what it can do.
+Grouped, Interleaved and Sequential come from the IPU API. In all three, a micro-batch that has entered goes through one
+stage per tick without waiting. They differ in when the next one enters. GPipe and OneFOneB are known from elsewhere: in
+each tick, every device runs the most urgent action that it can.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .actions import Action, Kind, Table, backward, forward, journey
 
 
 class Schedule(Protocol):
-    """Anything with this method is a schedule; it is run, drawn, measured and checked from the table it returns.
+    """Anything with this method is a schedule. The table it returns is what is run, drawn, measured and checked.
 
-    This one sends `size` micro-batches through the pipeline forwards, then backwards, and then takes the next ones. Its
-    memory does not grow with the number of micro-batches, as that of GPipe does.
+    The schedule in this example sends `size` micro-batches through the pipeline forwards, then backwards, and then
+    takes the next ones. Unlike that of GPipe, its memory does not grow with the number of micro-batches.
 
     >>> from dataclasses import dataclass
     >>> from openipu.schedules import Table, check, journey, validate
@@ -63,9 +63,9 @@ def check(
     name: str = "The schedule",
     option: str = _OPTIONS,
 ) -> tuple[int, ...]:
-    """Give the device of each stage, or say which of the numbers is impossible and what is possible instead.
+    """The device of each stage. Raises if one of the numbers is impossible, and says what is possible instead.
 
-    `option` says in errors where users give the number of micro-batches.
+    `option` tells users, in errors, where they set the number of micro-batches.
     """
     if validate.count("stages", stages) < 2:
         raise ValueError(
@@ -76,7 +76,7 @@ def check(
     if micro_batches % multiple:
         raise ValueError(
             f"{name} with {stages} stages takes micro-batches in groups of L = {multiple}, "
-            f"but their number is {micro_batches}, which is not a multiple of {multiple}. "
+            f"but there are {micro_batches}, which is not a multiple of {multiple}. "
             f"Use {' or '.join(map(str, _neighbours(micro_batches, multiple)))} "
             f"({option})."
         )
@@ -84,23 +84,23 @@ def check(
 
 
 def check_devices(stages: int, devices: Sequence[int]) -> tuple[int, ...]:
-    """The device of each stage, or say what is wrong with them."""
+    """The device of each stage. Raises if the devices are wrong."""
     devices = tuple(devices)
     if len(devices) != stages:
         raise ValueError(
-            f"{len(devices)} devices are given for {stages} stages: {list(devices)}. Give the device of every stage."
+            f"{len(devices)} devices are given for {stages} stages: {list(devices)}. Give one device for every stage."
         )
     return tuple(validate.count(f"devices[{stage}]", device, least=0) for stage, device in enumerate(devices))
 
 
 def micro_batch_multiple(schedule: Schedule, devices: Sequence[int], training: bool) -> int:
-    """What the number of micro-batches has to be a multiple of; 1 where a schedule does not say."""
+    """The number of micro-batches has to be a multiple of this; 1 if the schedule does not say."""
     overlap: Callable[[int, Sequence[int], bool], int] | None = getattr(schedule, "overlap", None)
     return 1 if overlap is None else overlap(len(devices), devices, training)
 
 
 def _neighbours(number: int, multiple: int) -> list[int]:
-    """The multiples next to a number, below and above; 0 is none."""
+    """The nearest multiples below and above a number, without 0."""
     below = number // multiple * multiple
     return [near for near in (below, below + multiple) if near]
 
@@ -109,7 +109,7 @@ def _neighbours(number: int, multiple: int) -> list[int]:
 class _Steady(ABC):
     """Micro-batches that never wait: micro-batch m enters at tick T(m) and runs part k of its journey at tick T(m) + k.
 
-    In every K ticks, K being the length of a journey, L micro-batches enter, each time at the same offsets.
+    A journey has K parts. In every K ticks, L micro-batches enter, always at the same offsets.
     """
 
     def table(
@@ -126,12 +126,12 @@ class _Steady(ABC):
         return Table.at(ticks, devices, training, one_at_a_time=self._one_at_a_time)
 
     def overlap(self, stages: int, devices: Sequence[int] | None = None, training: bool = True) -> int:
-        """L, the micro-batches that are under way at once. The number of micro-batches has to be a multiple of it."""
+        """L, the number of micro-batches under way at once. The total number has to be a multiple of it."""
         return len(self._offsets(check(stages, 1, devices), training))
 
     @abstractmethod
     def _offsets(self, devices: Sequence[int], training: bool) -> tuple[int, ...]:
-        """The ticks of the first K at which a micro-batch enters."""
+        """The ticks among the first K at which a micro-batch enters."""
 
     @property
     def _one_at_a_time(self) -> bool:
@@ -148,7 +148,7 @@ class Grouped(_Steady):
     """A micro-batch enters in every tick, and every stage runs a forward and a backward in each: the smallest bubble.
 
     A device runs the backward of an older micro-batch and the forward of a newer one in the same tick. Stage s of S
-    holds 2 (S - s) - 1 micro-batches. Their number is a multiple of 2 S in training and of S otherwise.
+    holds 2 (S - s) - 1 micro-batches. The number of micro-batches is a multiple of 2 S in training and of S otherwise.
     """
 
     def _offsets(self, devices: Sequence[int], training: bool) -> tuple[int, ...]:
@@ -161,23 +161,24 @@ class Grouped(_Steady):
 
 @dataclass(frozen=True, slots=True)
 class Interleaved(_Steady):
-    """A device does one thing in a tick, forwards and backwards in turn: half the memory of Grouped, in more time.
+    """A device runs one action per tick, forwards and backwards in turn: half the memory of Grouped, in more time.
 
-    Micro-batches enter as often as they can without two stages of a device meeting in a tick: in training every second
-    tick. Stage s of S holds S - s micro-batches. Their number is a multiple of S, or of less where devices are shared.
+    Micro-batches enter as often as possible without a device having to run two stages in one tick: in training, every
+    second tick. Stage s of S holds S - s micro-batches. The number of micro-batches is a multiple of S, or of less
+    where devices are shared.
     """
 
     def _offsets(self, devices: Sequence[int], training: bool) -> tuple[int, ...]:
         if training and len(set(devices)) < len(devices):
             raise NotImplementedError(
-                f"Interleaved trains only with every stage on a device of its own, but {len(devices)} stages share "
+                f"Interleaved can only train with every stage on a device of its own, but {len(devices)} stages share "
                 f"{len(set(devices))} devices: {list(devices)}. Use Grouped, OneFOneB or Sequential, or more devices."
             )
         return _circular_union(_route(devices, training))
 
 
 def _circular_union(route: Sequence[int]) -> tuple[int, ...]:
-    """The most offsets, taken greedily from 0 on, at which copies of the route, going round, never meet on a device."""
+    """As many offsets as possible, taken greedily from 0, at which repeated copies of a route never share a device."""
     length = len(route)
     meet = {
         (there - here) % length
@@ -194,7 +195,7 @@ def _circular_union(route: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Sequential(_Steady):
-    """A micro-batch enters when the one before has finished: one device works at a time, and memory is smallest.
+    """A micro-batch enters when the one before has finished: one device works at a time, with the least memory.
 
     It holds one micro-batch, takes any number of them, and allows any stages on any devices.
     """
@@ -207,8 +208,8 @@ class Sequential(_Steady):
 class _Urgent(ABC):
     """In each tick, every device runs the most urgent action whose inputs are there and which the schedule admits.
 
-    A backward is more urgent than a forward, and an older micro-batch more than a newer one. Micro-batches keep their
-    order, so gradients are added up in the order in which one device would do it.
+    A backward is more urgent than a forward, and an older micro-batch is more urgent than a newer one. Micro-batches
+    keep their order, so gradients are added up in the same order as on one device.
     """
 
     def table(
@@ -223,7 +224,7 @@ class _Urgent(ABC):
             for action in progress.ready():
                 if not training or self._admits(action, progress):
                     chosen.setdefault(devices[action.stage], action)
-            # The oldest micro-batch can always go on, so nothing to do means that everything is done.
+            # The oldest micro-batch can always continue, so if nothing can run, everything is done.
             if not chosen:
                 break
             ticks.update(dict.fromkeys(chosen.values(), tick))
@@ -232,7 +233,7 @@ class _Urgent(ABC):
 
     @abstractmethod
     def _admits(self, action: Action, progress: _Progress) -> bool:
-        """Whether an action that could run may run, in training."""
+        """Whether an action whose inputs are there may run, in training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,14 +251,14 @@ class _Progress:
         for stage, done in sorted(enumerate(self.backwards), key=lambda item: item[1]) if self.training else ():
             if done < (self.forwards[last] if stage == last else self.backwards[stage + 1]):
                 yield backward(stage, done)
-        # A later stage has an older micro-batch to go on with.
+        # The next micro-batch of a later stage is older.
         for stage in reversed(range(last + 1)):
             done = self.forwards[stage]
             if done < (self.forwards[stage - 1] if stage else self.micro_batches):
                 yield forward(stage, done)
 
     def advance(self, actions: Iterable[Action]) -> None:
-        """Count what has run in a tick."""
+        """Count the actions that have run in a tick."""
         for action in actions:
             counts = self.forwards if action.kind is Kind.FORWARD else self.backwards
             counts[action.stage] += 1
@@ -273,9 +274,10 @@ class GPipe(_Urgent):
 
 @dataclass(frozen=True, slots=True)
 class OneFOneB(_Urgent):
-    """1F1B: a few forwards, then one backward and one forward in turn, as early as they can.
+    """1F1B: a few forwards, then one backward and one forward in turn, each as early as possible.
 
-    Stage s of S never holds more than S - s micro-batches. Any number of micro-batches, and any stages on any devices.
+    Stage s of S never holds more than S - s micro-batches. It takes any number of micro-batches, and allows any stages
+    on any devices.
     """
 
     def _admits(self, action: Action, progress: _Progress) -> bool:
@@ -284,7 +286,7 @@ class OneFOneB(_Urgent):
 
 
 BUILT_IN: Final[tuple[Schedule, ...]] = (Grouped(), Interleaved(), Sequential(), GPipe(), OneFOneB())
-"""The schedules that have a name; the first is the default."""
+"""The schedules that have a name. The first is the default."""
 
 
 def by_name(name: str) -> Schedule:
@@ -296,7 +298,7 @@ def by_name(name: str) -> Schedule:
         return known[plain]
     names = [type(schedule).__name__ for schedule in BUILT_IN]
     near = difflib.get_close_matches(plain, known, n=1, cutoff=0.5)
-    hint = f"Did you mean {type(known[near[0]]).__name__!r}?" if near else "Take one of them, or write your own."
+    hint = f"Did you mean {type(known[near[0]]).__name__!r}?" if near else "Use one of them, or write your own."
     raise ValueError(f"There is no schedule {name!r}, only {', '.join(names)}. {hint}")
 
 

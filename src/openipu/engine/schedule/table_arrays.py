@@ -1,7 +1,7 @@
 """A table as integer arrays: everything that a compiled program looks up while it goes from tick to tick.
 
-The program holds, on every device, a `mailbox` for what arrives (activations and gradients alike), a store of
-`residuals` between forwards and backwards, and an `outbox` with one place per round of transfers. In each row:
+On every device, the program has a `mailbox` for what arrives (activations as well as gradients), a store of `residuals`
+between forwards and backwards, and an `outbox` with one place per round of transfers. In each row it does this:
 
     for stage in 0, 1, ...:      forwards, on the device of the stage, where micro_batch is not NONE
     for stage in ..., 1, 0:      backwards, likewise
@@ -11,12 +11,12 @@ The program holds, on every device, a `mailbox` for what arrives (activations an
 A forward reads its `input` from the mailbox and keeps a residual; a backward reads `input`, `gradient` and `residual`.
 Both write their result to the outbox, or straight into the mailbox where the next stage is on the same device.
 
-[Note: forwards first] Within a row, forwards run before backwards, whatever their order in the cell: XLA copies the
-whole store of residuals otherwise. What a backward gives free is therefore used again from the next row on, and Grouped
-needs one residual slot more than it has live micro-batches.
+[Note: forwards first] Within a row, forwards run before backwards, whatever their order in the cell. Otherwise XLA
+would copy the whole store of residuals. So a slot that a backward frees is used again only from the next row on, and
+Grouped needs one more residual slot than it has live micro-batches.
 
-[Note: inputs stay] A stage's input stays in the mailbox until its backward, which reads it again: to compute the
-forward once more, or because a residual that equals the input is not stored twice. Stage 0 reads it from the data.
+[Note: inputs stay] A stage's input stays in the mailbox until its backward, which reads it again: to recompute the
+forward, or because a residual that equals the input is not stored twice. Stage 0 reads its input from the data.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Ints = NDArray[np.int32]
 Link = tuple[int, int]
 """A transfer from one device to another."""
 Permutation = tuple[Link, ...]
-"""Transfers that happen at once: no device sends or receives twice."""
+"""Transfers that happen at the same time: no device sends or receives twice."""
 
 NONE: Final = -1
 """Nothing to do, nothing to read or nothing to write."""
@@ -44,25 +44,25 @@ NONE: Final = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActionArrays:
-    """The forwards or the backwards: arrays of (row, stage)."""
+    """All forwards or all backwards, as arrays of (row, stage)."""
 
     micro_batch: Ints
     """NONE: the stage is idle."""
     input: Ints
-    """Mailbox slot of the stage's input. NONE for stage 0, which reads the data of its micro-batch."""
+    """The mailbox slot of the stage's input. NONE for stage 0, which reads the data of its micro-batch."""
     gradient: Ints
-    """Mailbox slot of the gradient of the stage's output. NONE in forwards, and for the last stage: it has the loss."""
+    """The mailbox slot of the output's gradient. NONE in forwards, and for the last stage, which has the loss."""
     residual: Ints
-    """Where the forward writes its residuals and the backward reads them. NONE where nothing is trained."""
+    """The slot where the forward writes its residuals and the backward reads them. NONE without training."""
     outbox: Ints
     """The round that sends the result to another device."""
     local: Ints
-    """Mailbox slot of the result where the next stage is on the same device."""
+    """The mailbox slot of the result, if the next stage is on the same device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableArrays:
-    """A table as arrays; each row is a tick in which something happens."""
+    """A table as arrays. Each row is a tick in which something happens."""
 
     devices: tuple[int, ...]
     """The device of each stage."""
@@ -70,35 +70,36 @@ class TableArrays:
     """The tick of the table that a row stands for."""
     forward: ActionArrays
     backward: ActionArrays | None
-    """None where nothing is trained."""
+    """None without training."""
     exchange: Ints
     """Per row, which of the `exchanges` follows."""
     receive: Ints
-    """Per (row, round, device), the mailbox slot for what the round brings. `trash` takes what nobody needs."""
+    """Per (row, round, device), the mailbox slot for what the round brings. `trash` takes what is not needed."""
     exchanges: tuple[tuple[Permutation, ...], ...]
-    """The rounds of each exchange. The first one is empty; there are few of them, and each is one branch."""
+    """The rounds of each exchange. The first exchange is empty. There are few, because each is one branch."""
     mailbox_depth: tuple[int, ...]
-    """Per device, the slots that it uses."""
+    """Per device, how many mailbox slots it uses."""
     residual_depth: tuple[int, ...]
+    """Per device, how many residual slots it uses."""
 
     @property
     def trash(self) -> int:
-        """The last mailbox slot of every device, after those in use on any."""
+        """The last mailbox slot of every device, after the slots that any device uses."""
         return max(self.mailbox_depth)
 
     @property
     def residual_slots(self) -> int:
-        """Slots of the store of residuals: the same on every device, because all run one program."""
+        """The number of residual slots. It is the same on every device, because all run one program."""
         return max(self.residual_depth)
 
     @property
     def rounds(self) -> int:
-        """Places of the outbox."""
+        """The number of places in the outbox."""
         return int(self.receive.shape[1])
 
 
 def compile_table(table: Table) -> TableArrays:
-    """The arrays for a table, after it has been checked. Ticks in which every device is idle are left out."""
+    """The arrays for a table, which is checked first. Ticks in which every device is idle are left out."""
     clock = _Clock(validate(table))
     transfers = _transfers(table, clock)
     patterns = _merge(Counter(pairs.values()) for pairs in transfers)
@@ -139,7 +140,7 @@ def compile_table(table: Table) -> TableArrays:
 
 
 class _Clock:
-    """Rows and moments of a table: in each row the parts of a journey in their order, then the exchange."""
+    """The rows of a table and the moments in a row: the parts of a journey in order, then the exchange."""
 
     def __init__(self, table: Table) -> None:
         busy = [tick for tick, column in enumerate(table.columns()) if any(column)]
@@ -159,7 +160,7 @@ class _Clock:
 
 
 def _consumer(action: Action, table: Table) -> Action | None:
-    """The action that takes the result of this one out of a mailbox, if any does."""
+    """The action that reads the result of this one from a mailbox, if any."""
     step = 1 if action.kind is Kind.FORWARD else -1
     stage = action.stage + step
     return Action(stage, action.kind, action.micro_batch) if 0 <= stage < table.stages else None
@@ -203,7 +204,10 @@ def _residuals(table: Table, clock: _Clock) -> tuple[dict[Action, int], tuple[in
 def _slots(
     table: Table, spans: Mapping[int, Mapping[Action, tuple[int, int]]]
 ) -> tuple[dict[Action, int], tuple[int, ...]]:
-    """Give every value of a device a slot for its span of time, no two values one slot at one time, in as few as go."""
+    """A slot for every value during its span of time, and how many slots each device needs.
+
+    No two values have the same slot at the same time, and there are as few slots as possible.
+    """
     slots: dict[Action, int] = {}
     depth = [0] * len(table.cells)
     for device, values in spans.items():
@@ -224,8 +228,8 @@ def _slots(
 def _merge(needed: Iterable[Counter[Link]]) -> list[Counter[Link]]:
     """A few sets of links that serve every row in no more rounds than the row needs by itself.
 
-    Rows at the start and the end use part of the links of those in the middle. What travels on the others is thrown
-    away, which costs less than a branch of the program for each row.
+    Rows at the start and the end use some of the links of those in the middle. What travels on the other links is
+    discarded, which costs less than a branch of the program for each row.
     """
     distinct = {frozenset(links.items()): links for links in needed if links}
     patterns: list[Counter[Link]] = []
@@ -244,7 +248,7 @@ def _index(patterns: list[Counter[Link]], links: Counter[Link]) -> int:
 
 
 def _degree(links: Counter[Link]) -> int:
-    """The most values that one device sends or receives: so many rounds it takes."""
+    """The most values that one device sends or receives, which is the number of rounds it takes."""
     ends: Counter[tuple[str, int]] = Counter()
     for (source, target), count in links.items():
         ends["from", source] += count
@@ -253,7 +257,7 @@ def _degree(links: Counter[Link]) -> int:
 
 
 def _rounds(links: Counter[Link]) -> tuple[Permutation, ...]:
-    """The links as permutations, as few as possible: an edge colouring of a bipartite graph."""
+    """The links as permutations, with as few of them as possible: an edge colouring of a bipartite graph."""
     rounds: list[dict[int, int]] = [{} for _ in range(_degree(links))]  # each from source to target
     for source, target in sorted(links.elements()):
         idle_source = next(turn for turn in rounds if source not in turn)
@@ -264,9 +268,9 @@ def _rounds(links: Counter[Link]) -> tuple[Permutation, ...]:
 
 
 def _free(target: int, wanted: dict[int, int], other: dict[int, int]) -> None:
-    """Let nothing arrive at `target` in the wanted round: swap both rounds along the path that starts there.
+    """Make `target` receive nothing in the wanted round, by swapping both rounds along the path that starts there.
 
-    The path leaves targets in the wanted round and sources in the other one, so it never comes to a source that is idle
+    The path leaves targets in the wanted round and sources in the other one, so it never reaches a source that is idle
     in the wanted round.
     """
     path: list[tuple[int, int]] = []
