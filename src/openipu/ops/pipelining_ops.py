@@ -16,7 +16,6 @@ from jax.ad_checkpoint import checkpoint_name
 from ._pipeline import pipeline
 
 __all__ = [
-    "CHECKPOINT",
     "OptimizerFunctionOutput",
     "PipelineSchedule",
     "PipelineStageOptions",
