@@ -70,8 +70,8 @@ class EstimatorBase:
         params: dict[str, Any] | None,
         warm_start_from: WarmStartSettings | str | Path | None,
     ) -> None:
-        self.config = checked_config(config)
-        self.params = checked_params(params)
+        self.config = validate.instance("config", config, RunConfig, optional=True, error=ValueError) or RunConfig()
+        self.params = _checked_params(params)
         self.model_fn = model_fn
         if warm_start_from is not None and not isinstance(warm_start_from, WarmStartSettings):
             warm_start_from = WarmStartSettings(warm_start_from)
@@ -235,9 +235,7 @@ def check_model_fn(model_fn: Callable[..., Any], params: Mapping[str, Any] | Non
     declared = declared_by(model_fn)
     unknown = [name for name in declared if name not in known]
     if unknown:
-        raise ValueError(
-            f"model_fn has the argument {unknown[0]!r}, which nobody gives it. It can have {', '.join(known)}."
-        )
+        raise ValueError(f"model_fn has the argument {unknown[0]!r}, but it can only have {', '.join(known)}.")
     if params and "params" not in declared:
         raise ValueError("`params` is given, but model_fn has no argument `params`. Add it.")
 
@@ -247,14 +245,7 @@ def declared_by(model_fn: Callable[..., Any]) -> tuple[str, ...]:
     return arguments(validate.function("model_fn", model_fn, error=ValueError))
 
 
-def checked_config(config: RunConfig | None) -> RunConfig:
-    """The configuration of an estimator; the default one for None."""
-    given: RunConfig | None = validate.instance("config", config, RunConfig, optional=True, error=ValueError)
-    return given or RunConfig()
-
-
-def checked_params(params: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The params of an estimator."""
+def _checked_params(params: Mapping[str, Any] | None) -> dict[str, Any]:
     given = validate.mapping("params", params, optional=True, error=ValueError)
     if "input_fn" in given:
         raise ValueError("`params` has the key 'input_fn', which is reserved. Use another name.")

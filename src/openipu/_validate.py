@@ -1,4 +1,4 @@
-"""Checks of what users give: each kind of check once, in one wording.
+"""Checks of user input: one function and one wording for each kind of check.
 
 A check takes the name of an option and the value given. It returns the value in the form that the code works with, or
 raises an error that names the option, the value and the remedy:
@@ -182,7 +182,7 @@ def instance(name: str, value: T, *kinds: type, optional: bool = False, error: t
 
 
 def mapping(name: str, value: object, *, optional: bool = False, error: type[Exception] = TypeError) -> dict[str, Any]:
-    """`value` as a new dict, whose keys are strings; empty for None where that is optional."""
+    """`value` as a new dict, whose keys are strings; empty for None if that is allowed."""
     if optional and value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -194,7 +194,7 @@ def mapping(name: str, value: object, *, optional: bool = False, error: type[Exc
 
 
 def sequence(name: str, value: object, *, optional: bool = False) -> tuple[Any, ...]:
-    """`value`, a list or tuple, as a tuple; empty for None where that is optional."""
+    """`value`, a list or tuple, as a tuple; empty for None if that is allowed."""
     if optional and value is None:
         return ()
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):

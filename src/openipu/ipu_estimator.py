@@ -67,9 +67,9 @@ class IPUEstimator(EstimatorBase):
             "eval_batch_size": eval_batch_size,
             "predict_batch_size": predict_batch_size,
         }
-        told = [name for name, value in sizes.items() if value is not None]
-        if "batch_size" in self.params and told:
-            raise ValueError(f"`params` has the key 'batch_size', but `{told[0]}` sets it. Leave one of them out.")
+        given = [name for name, value in sizes.items() if value is not None]
+        if "batch_size" in self.params and given:
+            raise ValueError(f"`params` has the key 'batch_size', but `{given[0]}` sets it. Leave one of them out.")
         self._batch_sizes = {name.removesuffix("_batch_size"): self._local(name, v) for name, v in sizes.items()}
 
     # --- checks

@@ -110,7 +110,7 @@ class IPUInfeedQueue:
 
 
 class IPUIterator:
-    """The elements of a dataset inside a device program: `next(iterator)` there gives the next one.
+    """The elements of a dataset inside a device program, where `next(iterator)` returns the next one.
 
     Args:
         dataset: As for `IPUInfeedQueue`.

@@ -162,9 +162,6 @@ class SequentialNestedModelPipelineStageAssignment(_Nested):
     """A model in a Sequential model."""
 
 
-Assignment = _Layer | _Nested
-
-
 # --- layer calls -> objects ------------------------------------------------------------------------------------------
 
 

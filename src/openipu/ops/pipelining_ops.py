@@ -18,7 +18,6 @@ from jax.typing import ArrayLike
 from ._pipeline import pipeline
 
 __all__ = [
-    "CHECKPOINT",
     "OptimizerFunctionOutput",
     "PipelineSchedule",
     "PipelineStageOptions",
