@@ -240,7 +240,3 @@ def _shown(value: object) -> str:
 
 def _message(name: str, found: str, wanted: str, optional: bool = False) -> str:
     return f"`{name}` is {found}. Give {wanted}{', or None' if optional else ''}."
-
-
-positive = count
-name_once = no_effect

@@ -162,6 +162,10 @@ class SequentialNestedModelPipelineStageAssignment(_Nested):
     """A model in a Sequential model."""
 
 
+Assignment = _Layer | _Nested
+"""The stage of a layer call, or those of all calls inside a nested model."""
+
+
 # --- layer calls -> objects ------------------------------------------------------------------------------------------
 
 
