@@ -626,7 +626,7 @@ POPLAR = ipu.ops.pipelining_ops.PipelineStageOptions()
         ({"gradient_accumulation_reduction_method": "max"}, ValueError, "SUM, MEAN, RUNNING_MEAN"),
         ({"gradient_accumulation_dtype": "float17"}, ValueError, "float17"),
         ({"pipeline_schedule": 7}, TypeError, "7, which is not a schedule"),
-        ({"pipeline_schedule": Bursts}, TypeError, r"Make one: Bursts\(\)"),
+        ({"pipeline_schedule": Bursts}, TypeError, r"Make an instance: Bursts\(\)"),
         ({"pipeline_schedule": "Groupd"}, ValueError, "Did you mean 'Grouped'"),
         ({"recomputation_mode": "Auto"}, TypeError, "RecomputationMode"),
         ({"gradient_accumulation_dtype": "int32"}, ValueError, "`gradient_accumulation_dtype` is 'int32'"),
