@@ -341,7 +341,7 @@ DIVIDED = {"replicated_optimizer_state_sharding": True, "offload_weight_update_v
         (ValueError, "`infeed_queue` is set by the estimator", {"infeed_queue": None}),
         (TypeError, "no argument 'shedule'", {"shedule": "Grouped"}),
         (TypeError, "Give a list of functions", {"computational_stages": first}),
-        (ValueError, "at least 2 stages, but stages=1", {"computational_stages": [first]}),
+        (ValueError, "at least 2 stages, but this one has 1", {"computational_stages": [first]}),
         (NotImplementedError, "side by side", {"computational_stages": [first, [second, second]]}),
         (ValueError, "has 1 elements for 2 stages", {"forward_propagation_stages_poplar_options": [POPLAR]}),
         (TypeError, "Give one `PipelineStageOptions`", {"weight_update_poplar_options": 3}),
