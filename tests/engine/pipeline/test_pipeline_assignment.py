@@ -717,7 +717,7 @@ def test_micro_batches_have_to_fit_the_schedule() -> None:
         check(Grouped(), 1, 2)
     with pytest.raises(ValueError, match=r"not a multiple of 6.*Use 6 or 12 \(`steps`\)"):
         check(Grouped(), 8, 3)
-    with pytest.raises(NotImplementedError, match="Interleaved trains only"):
+    with pytest.raises(NotImplementedError, match="Interleaved can only train"):
         check(Interleaved(), 6, 3, (0, 1, 0))
 
 

@@ -297,7 +297,7 @@ def _why_missing(needed: Action, when: Mapping[Action, tuple[int, int]], device:
     at, where = when[needed]
     if (at, where) == (tick, device):
         return "which comes after it in the same cell. Change their order."
-    return f"which device {where} computes in tick {at}, so it is available from tick {at + 1} on. Move one of them."
+    return f"which device {where} computes in tick {at}: it is available from tick {at + 1} on. Move one of them."
 
 
 def _check_complete(table: Table, when: Mapping[Action, tuple[int, int]]) -> None:
