@@ -49,8 +49,8 @@ class ModelInStages:
     optimizer: keras.optimizers.Optimizer | None
     """None if nothing is trained."""
     functions: Callable[[Sequence[int]], tuple[StageFunction, ...]]
-    """`functions(common)` returns the stages. `common` has the numbers of those variables of the optimizer that belong
-    to no weight; every stage can read them."""
+    """`functions(common)` returns the stages. `common` has the numbers of the optimizer's variables that belong to no
+    weight; every stage can read these variables."""
 
 
 def make_loop(

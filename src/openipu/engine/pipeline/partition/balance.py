@@ -210,7 +210,7 @@ def _traffic(graph: Graph, values: dict[int, Value], anchors: dict[int, int], la
 def cuts(costs: np.ndarray, traffic: np.ndarray, stages: int) -> list[int]:
     """The layer calls with which stages 1, 2, ... begin, so that a tick is as short as possible.
 
-    A tick takes the largest cost of a stage plus that of the largest boundary. `traffic[i]` is the cost of a cut before
+    A tick takes as long as the costliest stage plus the costliest boundary. `traffic[i]` is the cost of a cut before
     layer call i. Among equally good cuts, the one with the least traffic is taken.
     """
     found: tuple[tuple[float, float], list[int]] | None = None
@@ -233,7 +233,7 @@ def _cuts_below(costs: np.ndarray, traffic: np.ndarray, stages: int, most: float
     """The best cuts with boundaries up to `most`: the largest cost of a stage, all traffic, and where stages begin."""
     size = len(costs)
     sums = np.concatenate([[0.0], np.cumsum(costs)])
-    # stage[a, b] is the cost of a stage of layer calls a to b - 1, of which there is at least one.
+    # stage[a, b] is the cost of a stage with the layer calls a to b - 1 (at least one).
     stage = sums[None, :] - sums[:, None]
     stage[np.tril_indices(size + 1)] = np.inf
     stage[1:][traffic[1:] > most] = np.inf

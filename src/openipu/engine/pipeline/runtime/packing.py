@@ -69,7 +69,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The place of every array in each group. Buffers are vectors, or matrices of which each row is used like one."""
+    """The place of every array in each group. Buffers are vectors, or matrices whose rows are used like vectors."""
 
     buffers: tuple[Spec, ...]
     slots: tuple[tuple[Slot, ...], ...]

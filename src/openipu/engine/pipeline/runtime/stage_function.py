@@ -103,7 +103,7 @@ class Differentiated:
     ) -> tuple[Arrays, Arrays]:
         """The gradients of the weights, and of the floating-point part of the boundary into the stage.
 
-        `gradients` are those of the floating-point part of what the stage sends, or that of the loss.
+        `gradients` has the gradients of what the stage sends (its floating-point part), or of the loss.
         """
         given = jax.tree.leaves((weights, boundary, context))
         again = self._again(*weights)
