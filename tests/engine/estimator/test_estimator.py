@@ -561,8 +561,8 @@ def test_resuming_with_another_split(tmp_path, caplog):
     assert not caplog.records
     estimator(tmp_path / "whole").train(looped(24), steps=4)
     [record] = caplog.records
-    assert "128 examples in batches of 16; with batches of 24" in record.message
-    assert "after 5 batches, so that 8 are seen again" in record.message
+    assert "128 examples in batches of 16. With batches of 24" in record.message
+    assert "after 5 batches, so it sees 8 examples again" in record.message
 
 
 # --- programs and state ----------------------------------------------------------------------------------------------
