@@ -36,12 +36,13 @@ setup: $(VENV)/.dev
 demo: $(VENV)/.runtime
 	@$(BIN)/openipu mnist
 
+# By file, because the tests of a file share models and results.
 test: setup
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Without flags XLA optimizes as it does for users; see tests/conftest.py.
 test-all: setup
-	XLA_FLAGS= $(BIN)/python -m pytest -n 2 -m ""
+	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile -m ""
 
 check: setup
 	$(BIN)/ruff check

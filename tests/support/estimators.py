@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import openipu as ipu
-from openipu.estimator import EstimatorSpec, IPUEstimator, IPURunConfig, ModeKeys, RunConfig
+from openipu.estimator import (
+    EstimatorSpec,
+    IPUEstimator,
+    IPUEstimatorSpec,
+    IPURunConfig,
+    ModeKeys,
+    RunConfig,
+)
 
 import keras
 import numpy as np
@@ -99,3 +106,28 @@ def assert_same(actual: IPUEstimator, expected: IPUEstimator, tolerance: float =
             np.testing.assert_array_equal(mine[name], value, err_msg=name)
         else:
             np.testing.assert_allclose(mine[name], value, rtol=0, atol=tolerance, err_msg=name)
+
+
+def dense(features, labels, mode, **spec):
+    """The smallest model_fn; the spec can be changed, None leaves a part out."""
+    logits = keras.layers.Dense(3)(features)
+    loss = cross_entropy(labels, logits)
+    parts = {"loss": loss, "predictions": logits, "eval_metric_ops": {}}
+    if mode == ModeKeys.TRAIN:
+        parts["train_op"] = adam().minimize(loss)
+    parts |= {name: value(parts) if callable(value) else value for name, value in spec.items()}
+    return IPUEstimatorSpec(mode, **parts)
+
+
+def with_spec(**spec):
+    return lambda features, labels, mode: dense(features, labels, mode, **spec)
+
+
+def train(tmp_path, function, steps=4, input_fn=None, **settings):
+    return IPUEstimator(function, tmp_path, run_config(**settings)).train(input_fn or looped(), steps=steps)
+
+
+def assert_same_weights(actual, expected, tolerance=1e-6):
+    mine, theirs = variables(actual), variables(expected)
+    for name in ("dense/kernel", "dense/bias", "dense_1/kernel", "dense_1/bias", "global_step"):
+        np.testing.assert_allclose(mine[name], theirs[name], rtol=0, atol=tolerance, err_msg=name)

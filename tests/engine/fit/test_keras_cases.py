@@ -1,9 +1,7 @@
-"""The cases of Keras' own trainer tests, each run on a plain model and on models of a strategy with equal outcome.
+"""The cases of Keras' own trainer tests, each run on a plain model and on models of a strategy with equal outcome."""
 
-What differs on purpose is tested at the end and listed in docs/keras-behaviour.md.
-"""
 # Keras decides the arguments of hooks, steps and metrics.
-# ruff: noqa: ARG001, ARG002, ARG005
+# ruff: noqa: ARG001, ARG002
 
 import warnings
 
@@ -14,23 +12,9 @@ import pytest
 from keras import layers, ops
 
 import zoo
+from one_layer import Example, compiled, ones
 
 pytestmark = zoo.KERAS_WARNINGS
-
-
-def ones(units=3, use_bias=False):
-    return layers.Dense(units, use_bias=use_bias, kernel_initializer="ones")
-
-
-class Example(keras.Model):
-    """One layer whose weights start at one, so that outcomes are known numbers."""
-
-    def __init__(self, units=3, **kwargs):
-        super().__init__(**kwargs)
-        self.dense = ones(units)
-
-    def call(self, x):
-        return self.dense(x)
 
 
 class Struct(keras.Model):
@@ -66,12 +50,6 @@ CASES = {}
 def case(function):
     CASES[function.__name__] = function
     return function
-
-
-def compiled(make, spe, **settings):
-    model = make()
-    model.compile(**{"optimizer": "sgd", "loss": "mse", "metrics": ["mse"], "steps_per_execution": spe, **settings})
-    return model
 
 
 def flow(spe, make=Example, rows=100, **fit):
@@ -500,57 +478,3 @@ def test_stopping_an_endless_loop(method):
     settings = {"shuffle": False} if method == "fit" else {}
     getattr(model, method)(endless(), callbacks=[callback], verbose=0, **settings)
     assert counted == [1, 3, 5, 7, 9]
-
-
-# --- what differs on purpose -----------------------------------------------------------------------------------------
-
-
-def steps_seen(model, rows, **settings):
-    ends = []
-    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(batch))
-    model.fit(np.ones((rows, 4)), np.zeros((rows, 3)), batch_size=4, verbose=0, callbacks=[note], **settings)
-    return ends
-
-
-def test_the_last_execution_reports_the_last_step_that_there_was():
-    with zoo.scope_if(True):
-        ours = compiled(Example, 3)
-    assert steps_seen(ours, 28) == [2, 5, 6]
-    assert steps_seen(compiled(Example, 3), 28) == [2, 5, 8], "plain Keras counts steps that did not happen"
-
-
-def test_steps_per_epoch_is_exact():
-    with zoo.scope_if(True):
-        ours = compiled(Example, 3)
-    steps_seen(ours, 40, steps_per_epoch=4, epochs=2)
-    assert int(ours.optimizer.iterations) == 8
-    plain = compiled(Example, 3)
-    steps_seen(plain, 40, steps_per_epoch=4, epochs=2)
-    assert int(plain.optimizer.iterations) > 8, "plain Keras rounds up to whole executions"
-
-
-def test_a_finite_stream_of_unknown_length_needs_no_warning():
-    def batches():
-        for _ in range(5):
-            yield np.ones((2, 4)), np.zeros((2, 3))
-
-    with zoo.scope_if(True):
-        ours = compiled(Example, 2)
-    ours.fit(batches(), verbose=0, shuffle=False)
-    with pytest.warns(UserWarning, match="ran out of data"):
-        compiled(Example, 1).fit(batches(), verbose=0, shuffle=False)
-
-
-def test_limits_on_epochs_and_steps_are_kept_and_told():
-    keras.config.set_max_epochs(2)
-    keras.config.set_max_steps_per_epoch(3)
-    try:
-        with zoo.scope_if(True):
-            model = compiled(Example, 2)
-        with pytest.warns(UserWarning, match="max_epochs"), pytest.warns(UserWarning, match="max_steps_per_epoch"):
-            history = model.fit(np.ones((80, 4)), np.zeros((80, 3)), batch_size=8, epochs=5, verbose=0)
-    finally:
-        keras.config.set_max_epochs(None)
-        keras.config.set_max_steps_per_epoch(None)
-    assert history.epoch == [0, 1]
-    assert int(model.optimizer.iterations) == 6

@@ -246,7 +246,7 @@ def test_errors_of_call_name_the_line(how: str) -> None:
         graph_of(model, x)
     assert "into the `call` of a layer" in str(error.value)
     if how != "constant":
-        assert "test_pipeline_split.py:" in str(error.value)
+        assert "test_split.py:" in str(error.value)
 
 
 def test_a_model_that_was_never_called_has_no_stages() -> None:

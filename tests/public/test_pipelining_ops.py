@@ -1,0 +1,66 @@
+"""`ipu.pipelining_ops`: values that a user makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openipu as ipu
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from stages import assign, dense, reloaded, stages
+from zoo import KERAS_WARNINGS
+
+pytestmark = KERAS_WARNINGS
+
+
+@pytest.fixture(autouse=True)
+def scope() -> Any:
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        yield
+
+
+def test_recomputation_checkpoint(tmp_path: Any) -> None:
+    import jax
+
+    checkpoint = ipu.ops.pipelining_ops.recomputation_checkpoint
+    text = str(jax.make_jaxpr(lambda x: checkpoint({"a": x, "b": [x]})["b"])(1.0))
+    assert "name=recomputation_checkpoint" in text
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, dense("b")(checkpoint(dense("a")(inputs))))
+    np.testing.assert_array_equal(reloaded(model, tmp_path).predict(np.ones((2, 3)), verbose=0), 9.0)
+    assign(model, [0, 1])
+    assert len(stages(model)) == 2
+
+
+@pytest.mark.parametrize("name", ["convolution_options", "matmul_options", "slice_options"])
+def test_stage_options(name: str) -> None:
+    made = ipu.ops.pipelining_ops.PipelineStageOptions(**{name: {"a": 1}})
+    assert getattr(made, name) == {"a": 1}
+    with pytest.raises(TypeError, match=name):
+        ipu.ops.pipelining_ops.PipelineStageOptions(**{name: [1]})
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"opt": "sgd"}, TypeError, "`opt` is 'sgd'"),
+        ({"loss": 1.0}, TypeError, "`loss` is 1.0"),
+        ({"compute_gradients_args": [1]}, TypeError, "`compute_gradients_args` is"),
+        ({"apply_gradients_kwargs": [1]}, TypeError, "`apply_gradients_kwargs` is"),
+        ({"compute_gradients_args": (1,)}, ValueError, "`variables` says what to train"),
+        ({"compute_gradients_kwargs": {"a": 1}}, ValueError, "`variables` says what to train"),
+        ({"variables": [], "tape": 1}, ValueError, "`variables` and `tape`"),
+        ({"tape": 1, "gradient_capture_context": 1}, ValueError, "`tape` and `gradient_capture_context`"),
+        ({"captured_gradient_outfeed": 1}, ValueError, "`captured_gradient_outfeed` needs"),
+    ],
+)
+def test_output_of_an_optimizer_function(given: dict[str, Any], error: type[Exception], words: str) -> None:
+    right = {"opt": keras.optimizers.SGD(), "loss": ops.ones(())}
+    made = ipu.ops.pipelining_ops.OptimizerFunctionOutput(**right)
+    assert (made.opt, made.loss, made.variables) == (right["opt"], right["loss"], None)
+    with pytest.raises(error, match=words):
+        ipu.ops.pipelining_ops.OptimizerFunctionOutput(**right | given)
