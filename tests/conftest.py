@@ -14,8 +14,8 @@ os.environ["KERAS_BACKEND"] = "jax"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # The C++ parts of TensorFlow and XLA report to stderr, where tests of command lines look for our own words.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# Compiling small programs is most of the work of these tests. Compiled without optimizations and in one piece they give
-# the same numbers for a third of it. `make test-all` sets the flags to nothing and so compiles as users do.
+# Compiling small programs is most of the work of these tests. Without optimizations and in one piece it takes a third
+# of the time, for the same numbers. `make test-all` sets the flags to nothing and so compiles as users do.
 _FLAGS = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
 if version("jax").split(".")[:2] == ["0", "10"]:  # a later XLA does not know the flag, and would end the process
     _FLAGS.append("--xla_cpu_use_fusion_emitters=false")

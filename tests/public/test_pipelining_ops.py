@@ -47,8 +47,8 @@ def test_stage_options(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ({"opt": "sgd"}, TypeError, "`opt` is 'sgd'"),
-        ({"loss": 1.0}, TypeError, "`loss` is 1.0"),
+        ({"opt": "sgd"}, TypeError, "`opt` is a str"),
+        ({"loss": 1.0}, TypeError, "`loss` is a float"),
         ({"compute_gradients_args": [1]}, TypeError, "`compute_gradients_args` is"),
         ({"apply_gradients_kwargs": [1]}, TypeError, "`apply_gradients_kwargs` is"),
         ({"compute_gradients_args": (1,)}, ValueError, "`variables` says what to train"),

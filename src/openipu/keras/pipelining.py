@@ -12,7 +12,6 @@ from openipu.engine.core.pipelining import (
     PipelineSchedule,
     Pipelining,
     RecomputationMode,
-    recomputation_mode_of,
     schedule_of,
 )
 from openipu.engine.core.updates import Updates
@@ -158,11 +157,15 @@ class PipeliningExtension:
             before.method if method is None else method,
             before.dtype if dtype is None else dtype_option(dtype, "gradient_accumulation_dtype"),
         )
+        mode = known.recomputation_mode
+        if recomputation_mode is not None:
+            given = recomputation_mode
+            mode = validate.member("recomputation_mode", given, RecomputationMode, by_name=False, error=TypeError)
         self._set_ipu_options(
             pipelining=Pipelining(
                 known.schedule if pipeline_schedule is None else schedule_of(pipeline_schedule),
                 known.device_mapping if device_mapping is None else _mapping(device_mapping),
-                known.recomputation_mode if recomputation_mode is None else recomputation_mode_of(recomputation_mode),
+                mode,
                 known.accumulate_outfeed if accumulate is None else accumulate,
                 Updates(accumulation, shard, offload),
             ),

@@ -67,7 +67,7 @@ def test_reductions(method: Reduction, steps: int) -> None:
 
 @pytest.mark.parametrize(("method", "finite"), [("sum", False), ("mean", True), ("running_mean", True)])
 def test_means_do_not_overflow_where_a_sum_does(method: str, finite: bool) -> None:
-    accumulation = Accumulation(4, Reduction.parse(method), "float16")
+    accumulation = Accumulation(4, Reduction[method.upper()], "float16")
     total = accumulation.start([jnp.zeros(1)])
     for position in range(4):
         total = accumulation.add(total, [jnp.full(1, 60000.0)], position)

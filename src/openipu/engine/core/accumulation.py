@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from openipu import _validate as validate
 from openipu.engine.types import Array, Scalar, Tree
 
 import jax
@@ -24,11 +23,6 @@ class Reduction(enum.Enum):
     SUM = 0
     MEAN = 1
     RUNNING_MEAN = 2
-
-    @classmethod
-    def parse(cls, value: object) -> Reduction:
-        """The member given, or the member with the given name, in upper or lower case."""
-        return validate.member("reduction_method", value, cls)
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,14 +175,6 @@ def schedule_of(value: PipelineSchedule | str | Schedule) -> Schedule:
     )
 
 
-def recomputation_mode_of(value: object) -> RecomputationMode:
-    """`value`, which must be a member of `RecomputationMode`."""
-    if not isinstance(value, RecomputationMode):
-        names = ", ".join(member.name for member in RecomputationMode)
-        raise TypeError(f"`recomputation_mode` is {value!r}. Give a member of `RecomputationMode`: {names}.")
-    return value
-
-
 def _described(schedule: Schedule) -> str | dict[str, Any]:
     """The name of a built-in schedule, or the class and fields of one that a user wrote."""
     kind = type(schedule)
