@@ -23,7 +23,7 @@ from openipu.settings.enums import (
 from openipu.settings.environment import environment, running_on_ipu_model
 from openipu.settings.frozen import freeze, without_effect
 from openipu.settings.option import Option
-from openipu.settings.options import OPTIONS
+from openipu.settings.option_table import OPTIONS
 from openipu.settings.tree import AttributeMetadata, OptionTree
 
 __all__ = [

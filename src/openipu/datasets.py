@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from openipu import _stand_in
+from openipu import _stand_in_data
 from openipu import _validate as validate
 
 import numpy as np
@@ -62,7 +62,7 @@ class _Spec:
     label: tuple[int, ...]
     cached: str  # its name in the folder where Keras keeps datasets
     url: str  # where Keras downloads it from; used only to see whether the server answers
-    draw: Callable[[_stand_in.Split, int], tuple[Array, Array]]
+    draw: Callable[[_stand_in_data.Split, int], tuple[Array, Array]]
 
 
 _MNIST: Final = _Spec(
@@ -72,7 +72,7 @@ _MNIST: Final = _Spec(
     label=(),
     cached="mnist.npz",
     url="https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz",
-    draw=_stand_in.digits,
+    draw=_stand_in_data.digits,
 )
 _CIFAR10: Final = _Spec(
     name="cifar10",
@@ -81,7 +81,7 @@ _CIFAR10: Final = _Spec(
     label=(1,),
     cached="cifar-10-batches-py-target",
     url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-    draw=_stand_in.shapes,
+    draw=_stand_in_data.shapes,
 )
 
 

@@ -1,6 +1,6 @@
 import time
 
-from openipu import _stand_in, datasets
+from openipu import _stand_in_data, datasets
 
 import numpy as np
 import pytest
@@ -148,7 +148,7 @@ def test_the_stand_in_looks_like_the_real_one(name, monkeypatch):
     assert not np.array_equal(loaded.x_train[:100], loaded.x_test), "training and test images must differ"
 
 
-@pytest.mark.parametrize("draw", [_stand_in.digits, _stand_in.shapes])
+@pytest.mark.parametrize("draw", [_stand_in_data.digits, _stand_in_data.shapes])
 def test_the_first_images_do_not_depend_on_how_many_are_drawn(draw):
     few_images, few_labels = draw("train", 1003)
     many_images, many_labels = draw("train", 2005)
@@ -158,7 +158,7 @@ def test_the_first_images_do_not_depend_on_how_many_are_drawn(draw):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("draw", "at_least"), [(_stand_in.digits, 0.95), (_stand_in.shapes, 0.5)])
+@pytest.mark.parametrize(("draw", "at_least"), [(_stand_in_data.digits, 0.95), (_stand_in_data.shapes, 0.5)])
 def test_a_small_cnn_learns_the_stand_in_but_a_linear_model_does_not(draw, at_least):
     import keras
 

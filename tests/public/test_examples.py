@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from openipu import _stand_in
+from openipu import _stand_in_data
 
 import numpy as np
 import pytest
@@ -124,7 +124,7 @@ def test_a_crashed_example_is_resumed(tmp_path):
 def small_cifar(tmp_path_factory):
     """A folder with a few images under the name of the real data."""
     folder = tmp_path_factory.mktemp("data")
-    parts = {"train": _stand_in.shapes("train", 320), "test": _stand_in.shapes("test", 70)}
+    parts = {"train": _stand_in_data.shapes("train", 320), "test": _stand_in_data.shapes("test", 70)}
     arrays = {f"{name}_{part}": array for part, pair in parts.items() for name, array in zip("xy", pair, strict=True)}
     np.savez(folder / "cifar10.npz", **arrays)
     return str(folder)

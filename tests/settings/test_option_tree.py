@@ -18,7 +18,7 @@ from openipu.config import (
 )
 from openipu.settings.__main__ import table
 from openipu.settings.frozen import freeze
-from openipu.settings.options import CATEGORIES
+from openipu.settings.option_table import CATEGORIES
 
 import numpy as np
 import pytest

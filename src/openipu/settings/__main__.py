@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 
 from .option import Option, type_name
-from .options import OPTIONS
+from .option_table import OPTIONS
 
 
 def table() -> str:

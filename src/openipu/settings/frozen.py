@@ -6,7 +6,7 @@ from pathlib import Path
 from . import cache_folder
 from .enums import DeviceConnectionType, SelectionOrder
 from .environment import Environment, environment
-from .options import OPTIONS
+from .option_table import OPTIONS
 from .rules import as_list, check
 from .tree import OptionTree
 

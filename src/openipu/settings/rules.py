@@ -6,7 +6,7 @@ from typing import Final
 from . import cache_folder
 from .enums import DeviceConnectionType
 from .environment import Environment
-from .options import OPTIONS
+from .option_table import OPTIONS
 from .tree import OptionTree
 
 _VERSIONS: Final = ("ipu1", "ipu2", "ipu21")

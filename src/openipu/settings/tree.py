@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self, TypeVar
 from openipu._validate import logger
 
 from .option import Option, Type
-from .options import CATEGORIES, OPTIONS
+from .option_table import CATEGORIES, OPTIONS
 
 Tree = TypeVar("Tree", bound="OptionTree")
 

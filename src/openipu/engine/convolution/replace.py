@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AxisType
 from jax.typing import DTypeLike
 
-from . import patches, pooling, winograd
+from . import image_patches, pooling, winograd
 from .arrays import computed_once
 from .elementwise import elementwise
 from .geometry import Geometry
@@ -76,7 +76,7 @@ def _convolution(eqn: JaxprEqn, platform: str) -> Lowering | None:
         return _PATCHES[choice.kind](a, b, geo, dtype, precision, choice.chunk)
 
     def whole(a: jax.Array, b: jax.Array) -> jax.Array:
-        return patches.by_group(a, b, geo, convolution) if choice.by_group else convolution(a, b, geo)
+        return image_patches.by_group(a, b, geo, convolution) if choice.by_group else convolution(a, b, geo)
 
     return lambda a, b: [wall(whole(a, b).astype(result))]
 
@@ -139,10 +139,10 @@ _WINOGRAD = {
     "winograd_weights": winograd.weights,
 }
 _PATCHES = {
-    "gather": patches.gather,
-    "gather_narrow": patches.gather_narrow,
-    "gather_right": patches.gather_right,
-    "scatter": patches.scatter,
+    "gather": image_patches.gather,
+    "gather_narrow": image_patches.gather_narrow,
+    "gather_right": image_patches.gather_right,
+    "scatter": image_patches.scatter,
 }
 _MAKERS: dict[str, Callable[[JaxprEqn, str], Lowering | None]] = {
     "conv_general_dilated": _convolution,

@@ -41,7 +41,7 @@ from typing import Any, Final
 from openipu import _validate as validate
 from openipu.settings.enums import DeviceConnectionType, SelectionOrder
 from openipu.settings.frozen import Settings, freeze, without_effect
-from openipu.settings.options import OPTIONS
+from openipu.settings.option_table import OPTIONS
 from openipu.settings.tree import OptionTree
 
 import jax
