@@ -41,7 +41,7 @@ def in_a_new_process(script: str, tmp_path: Path, **environment: str) -> str:
                 setattr(config, name, value)
             config.configure_ipu_system()
             from openipu.engine.devices import systems
-            return systems.current_system()
+            return systems.system()
 
         def total(system):
             import numpy as np, jax
@@ -164,7 +164,7 @@ def test_a_default_device_moves_along(tmp_path: Path) -> None:
 def test_the_simulator_is_virtual_cpu_devices_and_nothing_configured_is_one_device(tmp_path: Path) -> None:
     script = """
         from openipu.engine.devices import systems
-        first = systems.current_system()
+        first = systems.system()
         assert (len(first.devices), first.platform, first.generation, first.settings.on_cpu) == (1, "cpu", 0, True)
         print(total(configure(auto_select_ipus=2)))
     """
@@ -179,11 +179,11 @@ def configure(**options: Any) -> systems.System:
     for name, value in options.items():
         setattr(config, name, value)
     config.configure_ipu_system()
-    return systems.current_system()
+    return systems.system()
 
 
 def test_without_configuration_there_is_one_default_device() -> None:
-    system = systems.current_system()
+    system = systems.system()
     assert system.devices == (jax.devices()[0],)
     assert system.ordinal == 0
     with pytest.raises(ValueError, match=r'"/device:IPU:1" does not exist: 1 system\(s\)'):
@@ -237,7 +237,7 @@ def test_too_many_virtual_devices() -> None:
     before = configure(auto_select_ipus=2)
     with pytest.raises(ValueError, match=r"1025 virtual CPU devices are needed\. Ask for 1024 or fewer"):
         configure(auto_select_ipus=1025)
-    assert systems.current_system() is before
+    assert systems.system() is before
 
 
 def test_a_program_that_calls_python_gets_a_spare_thread_or_an_error(tmp_path: Path) -> None:
@@ -341,10 +341,10 @@ def test_only_always_attaches_at_once(connection: DeviceConnectionType) -> None:
         return
     config.configure_ipu_system()
     with pytest.raises(ValueError, match="1025 virtual"):
-        systems.current_system()
+        systems.system()
     config.auto_select_ipus = 2
     config.configure_ipu_system()
-    assert systems.current_system().settings.connection is connection
+    assert systems.system().settings.connection is connection
 
 
 # Compiler options
@@ -362,19 +362,19 @@ def test_fast_math_reaches_the_compiler(caplog: pytest.LogCaptureFixture) -> Non
     config = IPUConfig()
     config.optimizations.math.fast = True
     config.configure_ipu_system()
-    assert dict(systems.current_system().compiler_options) == {"xla_cpu_enable_fast_math": "True"}
-    assert run_with(systems.current_system().compiler_options) == 3
+    assert dict(systems.system().compiler_options) == {"xla_cpu_enable_fast_math": "True"}
+    assert run_with(systems.system().compiler_options) == 3
     assert "No effect" not in caplog.text
     config.compilation_poplar_options = {"xla_cpu_enable_fast_math": "false"}
     config.configure_ipu_system()
-    assert run_with(systems.current_system().compiler_options) == 0
+    assert run_with(systems.system().compiler_options) == 0
 
 
 def test_what_belongs_to_another_platform_is_named(caplog: pytest.LogCaptureFixture) -> None:
     config = IPUConfig()
     config.optimizations.maximum_cross_replica_sum_buffer_size = 1000
     config.configure_ipu_system()
-    assert systems.current_system().compiler_options == ()
+    assert systems.system().compiler_options == ()
     assert "optimizations.maximum_cross_replica_sum_buffer_size (it has no meaning on platform cpu)" in caplog.text
 
 
@@ -393,7 +393,7 @@ COMPILE = """
     import jax, jax.numpy as jnp
     from openipu.engine.devices import program_cache, systems
     program_cache.MIN_COMPILE_SECONDS = 0  # however fast the machine is
-    systems.current_system()
+    systems.system()
     body = lambda c, _: (jnp.sort(jnp.tanh(c @ c)), c.sum())
     jax.jit(lambda x: jax.lax.scan(body, x, None, length=9))(jnp.ones((30, 30)))
     print(jax.config.jax_compilation_cache_dir, jax.config.jax_compilation_cache_max_size)

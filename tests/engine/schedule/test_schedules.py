@@ -5,7 +5,6 @@ import doctest
 
 import openipu
 from openipu.engine.schedule import actions, schedules
-from openipu.engine.schedule.closed_forms import closed_form
 from openipu.schedules import (
     Costs,
     GPipe,
@@ -29,6 +28,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from closed_forms import closed_form
 from tables import BUILT_IN, names, rows, tables
 
 # Ticks

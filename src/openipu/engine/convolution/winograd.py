@@ -3,7 +3,7 @@
 The input is cut into overlapping tiles of n x n. A linear transform of each tile and of the kernel turns the
 convolution of a tile into n x n independent products. Over all tiles and channels, these are n x n matrix products.
 With n = 6, a 3x3 kernel costs 36 multiplications per 4x4 outputs instead of 144, and the transformed tiles take a
-quarter of the memory of image_patches.
+quarter of the memory of patches.
 
 The three parts of one layer share their transforms, because they are written as transposes of each other: forward and
 weight gradient share the transform of the input, both gradients share that of the incoming gradient, and forward and

@@ -3,11 +3,11 @@
 This module decides which devices a program may use, makes virtual CPU devices, and handles reconfiguration. What
 options mean is decided in `openipu.settings`; meshes and replicas are in replicas.py.
 
-    system = current_system()       # or system(1) for "/device:IPU:1"
-    system.devices                  # (jax.Device, ...)
-    system.generation               # a compiled program is valid while this number stays the same
-    system.settings                 # the frozen configuration: allow_recompute, dump_folder, ...
-    dict(system.compiler_options)   # for jax.jit(...).lower(...).compile(compiler_options=...)
+    used = system()               # the first system; system(1) is "/device:IPU:1"
+    used.devices                  # (jax.Device, ...)
+    used.generation               # a compiled program is valid while this number stays the same
+    used.settings                 # the frozen configuration: allow_recompute, dump_folder, ...
+    dict(used.compiler_options)   # for jax.jit(...).lower(...).compile(compiler_options=...)
 
 [Note: virtual CPU devices]
 XLA:CPU runs all its devices on one pool of max(cores, devices) threads, and a device that waits in a collective blocks
@@ -70,11 +70,6 @@ class System:
     settings: Settings
     compiler_options: tuple[tuple[str, str], ...] = ()
     ordinal: int = 0
-
-
-def current_system() -> System:
-    """The first system. A process that has configured nothing gets the default device."""
-    return system(0)
 
 
 def system(ordinal: int = 0) -> System:

@@ -15,8 +15,8 @@ Without training, Sequential takes S N ticks and the others N + S - 1.
 
 from __future__ import annotations
 
-from .measures import Costs, Measures
-from .schedules import GPipe, Grouped, Interleaved, OneFOneB, Schedule, Sequential
+from openipu.engine.schedule.measures import Costs, Measures
+from openipu.engine.schedule.schedules import GPipe, Grouped, Interleaved, OneFOneB, Schedule, Sequential
 
 
 def closed_form(
