@@ -157,12 +157,14 @@ def path(name: str, value: object) -> Path: ...
 @overload
 def path(name: str, value: object, *, optional: Literal[True]) -> Path | None: ...
 def path(name: str, value: object, *, optional: bool = False) -> Path | None:
-    """`value` as a `Path`."""
+    """`value` as a `Path`. A URL is refused: it would become a local folder of a strange name."""
     if optional and value is None:
         return None
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         found = "empty" if value == "" else a(value)
         raise ValueError(_message(name, found, "a path, as a string or a `Path`", optional))
+    if "://" in str(value):
+        raise ValueError(_message(name, f"{value!r}, a URL", "the path of something on this machine", optional))
     return Path(value)
 
 

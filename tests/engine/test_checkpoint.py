@@ -183,7 +183,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(checkpoints, caplog):
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path):
-    for name in ("saving-7", "removed-3-1"):
+    for name in (".openipu-saving-7", ".openipu-removed-3-1"):
         (tmp_path / name).mkdir()
     (tmp_path / "mine.txt").touch()
     checkpoints = Checkpoints(tmp_path)
@@ -191,6 +191,31 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     checkpoints.save(7, STATE, wait=True)
     checkpoints.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["7", "mine.txt"]
+
+
+def test_folders_of_the_user_are_left_alone(tmp_path, caplog):
+    own = ["saving-7", "removed-3-1", *map(str, range(10))]
+    for name in own:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "picture.png").touch()
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    assert checkpoints.all_steps() == []
+    with pytest.raises(FileNotFoundError, match="There is no checkpoint in"):
+        checkpoints.restore(STATE)
+    for step in (11, 12, 3):
+        checkpoints.save(step, STATE, wait=True)
+    checkpoints.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*own, "12"])
+    assert all((tmp_path / name / "picture.png").exists() for name in own)
+    assert "3 exists and is not a checkpoint" in caplog.text
+
+
+@pytest.mark.parametrize("folder", ["", "gs://bucket/run", "s3://bucket"])
+def test_places_that_are_no_folder_are_refused(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="`dir` is"):
+        ipu.callbacks.Checkpoint(folder)
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- fit -------------------------------------------------------------------------------------------------------------
@@ -479,3 +504,17 @@ def test_a_killed_run_ends_with_the_same_bytes(tmp_path, kills):
             Checkpoints(folder).restore({"fit": None})  # a damaged one would be a warning, which is an error here
     assert went_on, "some runs left a checkpoint"
     assert end_of(start(folder)) == whole
+
+
+def test_a_fit_inside_a_callback_leaves_the_outer_checkpoint_on(tmp_path):
+    model = network()
+
+    class Inner(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            del logs
+            if epoch == 0:
+                model.fit(X, Y, batch_size=16, epochs=1, verbose=0)
+
+    outer = ipu.callbacks.Checkpoint(tmp_path, max_share=1.0)
+    model.fit(X, Y, batch_size=16, epochs=3, verbose=0, callbacks=[outer, Inner()])
+    assert max(Checkpoints(tmp_path).all_steps()) == 3 * 7

@@ -32,7 +32,7 @@ log = logging.getLogger("openipu")
 MANIFEST = "openipu.json"
 """The file with numbers, strings and the digest of every other file. Its first line is its own digest."""
 _ARRAYS = "arrays"
-_SAVING, _REMOVED = "saving-", "removed-"
+_SAVING, _REMOVED = ".openipu-saving-", ".openipu-removed-"
 
 
 class DamagedError(Exception):
@@ -61,6 +61,10 @@ class Checkpoints:
         max_share: float = 1.0,
     ) -> None:
         self.folder = validate.path("folder", folder).absolute()
+        if "://" in str(folder):
+            raise ValueError(
+                f"`folder` is {str(folder)!r}, a URL. Give a folder of this machine, or mount the storage."
+            )
         self._keep = validate.count("keep", keep, optional=True)
         self._every_steps = validate.count("every_steps", every_steps, optional=True)
         self._every_seconds = validate.number("every_seconds", every_seconds, optional=True, above=0)
@@ -144,10 +148,12 @@ class Checkpoints:
     # --- reading
 
     def all_steps(self) -> list[int]:
-        """The steps that have a checkpoint, in ascending order."""
+        """The steps that have a checkpoint, in ascending order. Folders of the user do not count."""
         if not self.folder.is_dir():
             return []
-        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())
+        return sorted(
+            int(path.name) for path in self.folder.iterdir() if path.name.isdecimal() and _is_checkpoint(path)
+        )
 
     def latest(self) -> int | None:
         """The newest step that has a checkpoint."""
@@ -243,8 +249,10 @@ def _write(folder: Path, step: int, arrays: dict[str, np.ndarray], values: dict[
     record = json.dumps({"step": step, "values": values, "files": dict(_digests(unfinished))}, indent=1)
     (unfinished / MANIFEST).write_text(f"{_digest(record)}\n{record}", encoding="utf-8")
     final = folder / str(step)
-    if final.exists():
+    if _is_checkpoint(final):
         _remove(final)
+    elif final.exists():
+        raise OSError(f"{final} exists and is not a checkpoint; use another folder for checkpoints")
     unfinished.rename(final)
 
 
@@ -288,6 +296,11 @@ def _checkpointer() -> Any:
     import orbax.checkpoint as ocp
 
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether we wrote a folder, even if it was damaged later: users keep folders named 0, 1, 2, ... of their own."""
+    return (path / MANIFEST).is_file() or (path / _ARRAYS / "_METADATA").is_file()
 
 
 def _remove(path: Path) -> None:

@@ -90,11 +90,26 @@ def _train(
 ) -> keras.callbacks.History:
     """All epochs of a `fit`, with what happens before and after them."""
     model = session.model
+    # A callback may call `fit` again, after which the outer one continues with what it had.
+    outer = session.validation, session.resume, session.keeper, session.callbacks
     session.validation = session.resume = session.keeper = None
     session.callbacks = callbacks
     model.stop_training = False
+    try:
+        callbacks.on_train_begin()
+        logs = _train_epochs(session, feed, callbacks, validation, initial_epoch, epochs)
+    finally:
+        session.validation, session.resume, session.keeper, session.callbacks = outer
+    callbacks.on_train_end(logs=logs)
+    return model.history
+
+
+def _train_epochs(
+    session: Session, feed: Feed, callbacks: CallbackList, validation: Validation, initial_epoch: int, epochs: int
+) -> Logs:
+    """The epochs that are left to train. Returns the logs of the last one."""
+    model = session.model
     logs: Logs = {}
-    callbacks.on_train_begin()
     try:
         for epoch in _epochs(session, initial_epoch, epochs):
             logs = _train_epoch(session, feed, callbacks, validation, epoch)
@@ -103,11 +118,9 @@ def _train(
     finally:
         if session.keeper is not None:
             session.keeper.finish()
-        session.validation = session.resume = session.keeper = session.callbacks = None
         if epochs > 0:
             _finalize(model)
-    callbacks.on_train_end(logs=logs)
-    return model.history
+    return logs
 
 
 def _train_epoch(session: Session, feed: Feed, callbacks: CallbackList, validation: Validation, epoch: int) -> Logs:
