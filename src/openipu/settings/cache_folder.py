@@ -32,8 +32,11 @@ def choose(executable_cache_path: Path | None = None) -> Cache | None:
         return None
     if asked:
         return Cache(Path(asked).expanduser())
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Cache(Path(base).expanduser() / "openipu" / "xla" / _machine())
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    try:
+        return Cache(base.expanduser() / "openipu" / "xla" / _machine())
+    except RuntimeError:  # this user has no home folder
+        return None
 
 
 def _machine() -> str:

@@ -461,3 +461,53 @@ def test_a_half_written_cache_entry_is_removed(tmp_path: Path) -> None:
     (tmp_path / "jit_g-00-atime").write_bytes(b"12345678")
     program_cache._repair(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["jit_g-00-atime", "jit_g-00-cache"]
+
+
+def planted(folder: Path, name: str, mode: int = 0o600, owner: int | None = None) -> Path:
+    """An entry of the cache, as it would be there after somebody wrote it."""
+    (folder / f"{name}-atime").write_bytes(b"12345678")
+    entry = folder / f"{name}-cache"
+    entry.write_bytes(b"code")
+    entry.chmod(mode)
+    if owner is not None:
+        os.chown(entry, owner, -1)
+    return entry
+
+
+def test_a_cache_that_others_can_write_to_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tmp_path.chmod(0o777)
+    assert not program_cache._usable(tmp_path)
+    assert "others could put programs into" in caplog.text
+    tmp_path.chmod(0o755)
+    assert program_cache._usable(tmp_path)
+
+
+def test_entries_that_others_could_have_written_are_removed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    mine, open_to_all = planted(tmp_path, "mine"), planted(tmp_path, "open", 0o666)
+    program_cache._repair(tmp_path)
+    assert mine.exists()
+    assert not open_to_all.exists()
+    tmp_path.chmod(0o700)
+    shared = planted(tmp_path, "shared", 0o664)  # what a umask of 002 makes
+    program_cache._repair(tmp_path)
+    assert shared.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can give files away")
+def test_what_belongs_to_somebody_else_is_not_used(tmp_path: Path) -> None:
+    theirs = planted(tmp_path, "theirs", owner=12345)
+    program_cache._repair(tmp_path)
+    assert not theirs.exists()
+    os.chown(tmp_path, 12345, -1)
+    assert not program_cache._usable(tmp_path)
+
+
+def test_no_home_folder_means_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless(_: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("OPENIPU_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    assert cache_folder.choose() is None

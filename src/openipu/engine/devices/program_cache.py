@@ -5,6 +5,7 @@
 
 import importlib.util
 import logging
+import os
 import tempfile
 from pathlib import Path
 from typing import Any, Final
@@ -63,9 +64,15 @@ def _set_up(config: Any, cache: Cache | None) -> None:
 
 
 def _repair(folder: Path) -> None:
-    """Delete entries that a killed process left half written. A single one would keep JAX from adding others."""
+    """Delete entries that must not be loaded.
+
+    Those that a killed process left half written: a single one would keep JAX from adding others. And those that
+    somebody else could have written: an entry is code that runs in this process.
+    """
+    closed = not folder.stat().st_mode & 0o011  # then the permissions of what is inside do not matter
     for entry in folder.glob("*-cache"):
-        if not entry.with_name(entry.name.removesuffix("-cache") + "-atime").exists():
+        whole = entry.with_name(entry.name.removesuffix("-cache") + "-atime").exists()
+        if not whole or not (_is_own(entry) if closed else _is_private(entry)):
             entry.unlink(missing_ok=True)
 
 
@@ -73,10 +80,26 @@ def _usable(folder: Path) -> bool:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            return True
+            pass
     except OSError as error:
         _logger.warning(
             "Compiled programs are not kept, because %s cannot be written to (%s). Set OPENIPU_CACHE to another "
             "folder, or to off.", folder, error.strerror,
         )  # fmt: skip
         return False
+    if not _is_private(folder):
+        _logger.warning(
+            "Compiled programs are not kept, because others could put programs into %s. Run `chmod go-w` on it as its "
+            "owner, or set OPENIPU_CACHE to a folder of your own, or to off.", folder,
+        )  # fmt: skip
+        return False
+    return True
+
+
+def _is_private(path: Path) -> bool:
+    """Whether a file or folder belongs to this user or to root, and nobody else can write to it."""
+    return _is_own(path) and not path.stat().st_mode & 0o022
+
+
+def _is_own(path: Path) -> bool:
+    return not hasattr(os, "getuid") or path.stat().st_uid in (os.getuid(), 0)
