@@ -490,3 +490,61 @@ def test_recomputation_modes(mode: str, schedule: str, kept: str) -> None:
     assert session.pipeline("train").pipelining.recompute(session.place.recompute) is Recompute[kept]
     configure(4)
     assert session.pipeline("train").pipelining.recompute(session.place.recompute) is Recompute.NOTHING
+
+
+class Distiller(keras.Model):
+    """Its loss uses a layer that `call` does not, and may be a layer of an earlier stage."""
+
+    def __init__(self, shared: bool = False, trained: bool = True) -> None:
+        super().__init__()
+        self.first, self.last = layers.Dense(6, "tanh", name="first"), layers.Dense(3, name="last")
+        self.teacher = self.first if shared else layers.Dense(3, name="teacher", trainable=trained)
+
+    def build(self, shape: Any) -> None:
+        self.first.build(shape)
+        self.last.build((None, 6))
+        if not self.teacher.built:
+            self.teacher.build(shape)
+
+    def call(self, inputs: Any) -> Any:
+        return self.last(self.first(inputs))
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *others: Any, **settings: Any) -> Any:
+        del y, others, settings
+        told = keras.ops.sum(self.teacher(x), axis=-1)
+        return keras.ops.mean((keras.ops.sum(y_pred, axis=-1) - told) ** 2)
+
+
+def distilled(stages: bool, **settings: Any) -> tuple[list[np.ndarray], list[float], float]:
+    """The weights, losses and evaluation of a distiller, in stages or not."""
+    x, y = data()
+    keras.utils.set_random_seed(4)
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        model = Distiller(**settings)
+        model.build((None, x.shape[1]))
+        model(x[:4])
+        if stages:
+            model.set_pipeline_stage_assignment("auto", stages=2, print_fn=None)
+            model.set_pipelining_options(4, gradient_accumulation_reduction_method="mean")
+        else:
+            model.set_gradient_accumulation_options(4, "mean")
+        model.compile(keras.optimizers.SGD(0.05), steps_per_execution=4)
+    history = model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0).history["loss"]
+    return model.get_weights(), history, model.evaluate(x, y, batch_size=4, verbose=0)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_layers_that_only_the_loss_uses_are_in_the_last_stage(trained: bool) -> None:
+    configure(1)
+    expected, losses, evaluated = distilled(stages=False, trained=trained)
+    configure(2)
+    weights, staged_losses, staged_evaluated = distilled(stages=True, trained=trained)
+    replication.assert_close(weights, expected, 1e-5)
+    np.testing.assert_allclose(staged_losses, losses, rtol=1e-5)
+    np.testing.assert_allclose(staged_evaluated, evaluated, rtol=1e-5)
+
+
+def test_a_loss_that_reads_an_earlier_stage_is_refused() -> None:
+    configure(2)
+    with pytest.raises(ValueError, match=r"read .*first/kernel.*, which earlier stages hold"):
+        distilled(stages=True, shared=True)

@@ -44,6 +44,8 @@ class _KerasStage:
     """Numbers of the optimizer's variables that every stage has."""
     structures: dict[int, jax.tree_util.PyTreeDef] = field(repr=False)
     """The structure of the boundary into each stage, known once the stage before has been traced."""
+    checked: list[bool] = field(default_factory=list, repr=False)
+    """Not empty once it is known that loss and metrics read no variables of other stages."""
 
     def run(self, weights: Arrays, boundary: Arrays, context: StageContext) -> tuple[Any, StageResults]:
         """Run one micro-batch as `StageFunction.run` does."""
@@ -71,9 +73,41 @@ class _KerasStage:
         return outputs, extra, [scope.get_current_value(v) for v in others]
 
     def _last(self, weights: Arrays, received: Received, context: StageContext) -> tuple[Any, StageResults]:
-        """Run Keras' own step, in which this stage's part of the graph stands in for the whole model."""
+        """Run Keras' own step. What other stages hold is zero here, after a check that nothing reads it."""
+        owners = variables_of(self.model, self.mode)
+        if not self.checked:
+            self.checked.append(True)
+            self._check_reads(owners, weights, received, context)
+        whole = self._whole_state(owners, weights, context)
+        return self._keras_step(whole, received, context)
+
+    def _check_reads(self, owners: State, weights: Arrays, received: Received, context: StageContext) -> None:
+        """Reject a loss or metric that reads a variable of another stage, which is not on this device."""
+        whole = self._whole_state(owners, weights, context)
+        foreign = [
+            *(("trainable", n) for n in range(len(owners.trainable)) if n not in self.weights),
+            *(("non_trainable", n) for n in range(len(owners.non_trainable)) if n not in self.state),
+        ]
+
+        def step(values: Arrays) -> Any:
+            parts = {"trainable": list(whole.trainable), "non_trainable": list(whole.non_trainable)}
+            for (part, number), value in zip(foreign, values, strict=True):
+                parts[part][number] = value
+            return self._keras_step(whole._replace(**parts), received, context)
+
+        jaxpr = jax.make_jaxpr(step)([getattr(whole, part)[number] for part, number in foreign]).jaxpr
+        read = {id(v) for equation in jaxpr.eqns for v in equation.invars} | set(map(id, jaxpr.outvars))
+        pairs = zip(foreign, jaxpr.invars, strict=True)
+        names = [getattr(owners, part)[number].path for (part, number), v in pairs if id(v) in read]
+        if names:
+            raise ValueError(
+                f"Loss or metrics of model {self.model.name!r} read {', '.join(names)}, which earlier stages hold. "
+                "Both run in the last stage: put the layer there, or give the loss a layer of its own."
+            )
+
+    def _keras_step(self, whole: State, received: Received, context: StageContext) -> tuple[Any, StageResults]:
+        """Keras' own step, in which this stage's part of the graph stands in for the whole model."""
         model = self.model
-        whole = self._whole_state(weights, context)
 
         def call(trainable: Arrays, non_trainable: Arrays, x: Tree, return_losses: bool = False, **_: Any) -> Any:
             own = [trainable[n] for n in self.weights], [non_trainable[n] for n in self.state]
@@ -94,9 +128,8 @@ class _KerasStage:
                 loss, state, metrics = None, new.non_trainable, new.metrics
         return loss, StageResults([state[n] for n in self.state], list(metrics), result)
 
-    def _whole_state(self, weights: Arrays, context: StageContext) -> State:
-        """The state that Keras asks for. What other stages hold is zero here, and nothing reads it."""
-        owners = variables_of(self.model, self.mode)
+    def _whole_state(self, owners: State, weights: Arrays, context: StageContext) -> State:
+        """The state that Keras asks for, with zeros for what other stages hold."""
         return State(
             zero_filled(owners.trainable, self.weights, weights),
             zero_filled(owners.non_trainable, self.state, context.state),

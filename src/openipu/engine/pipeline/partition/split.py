@@ -41,7 +41,7 @@ class Stage:
     layers: tuple[keras.Layer, ...]
     """Layers that are called here and in no earlier stage."""
     variables: tuple[keras.Variable, ...]
-    """Variables that live here. Variables that no stage uses live in the first stage."""
+    """Variables that live here. Those that no stage uses live in the last stage, where the loss may use them."""
     borrows: tuple[keras.Variable, ...]
     """Variables of earlier stages that are used here (tied weights)."""
     later: tuple[keras.Layer, ...]
@@ -226,7 +226,8 @@ def split(graph: Graph, stages_of_nodes: Sequence[int | None]) -> tuple[Stage, .
             receives=boundaries[i],
             sends=boundaries[i + 1],
             layers=_without(layers[i], [layer for part in layers[:i] for layer in part]),
-            variables=(*own, *unused) if i == 0 else own,
+            # Loss and metrics run in the last stage and may use layers that `call` does not.
+            variables=(*own, *unused) if i == count - 1 else own,
             borrows=_without(used[i], own),
             later=_distinct(layer for part in layers[i + 1 :] for layer in part),
             seeds=tuple(v for v in used[i] if not v.trainable and uses[id(v)] > 1),
