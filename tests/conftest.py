@@ -13,9 +13,8 @@ os.environ["KERAS_BACKEND"] = "jax"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # The C++ parts of TensorFlow and XLA report to stderr, where tests of command lines look for our own words.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# Compiling small programs is most of the work of these tests. Without optimizations and in one piece it takes a third
-# of the time, for the same numbers. `make test-all` sets the flags to nothing and so compiles as users do.
-# XLA ends the process when it does not know a flag. If a new version has lost one of these, remove it here.
+# Compiling small programs is most of the work of these tests. Compiled without optimizations and in one piece they give
+# the same numbers for a third of it. `make test-all` sets the flags to nothing and so compiles as users do.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
