@@ -19,7 +19,7 @@ CNN = ["--samples", "805", "--test-samples", "100", "--batch-size", "8", "--epoc
 # Few enough batches for a short test, and enough whole updates of 8 of them for the loss to fall.
 PIPELINE = ["--samples", "256", "--test-samples", "64", "--batch-size", "4", "--epochs", "2"]
 
-CIFAR = ["--batch-size", "16", "--epochs", "2"]
+CIFAR = ["--batch-size", "16", "--epochs", "1"]
 ESTIMATOR = ["--batch-size", "13", "--batches-per-step", "4", "--epochs", "2.5", "--log-interval", "0.01"]
 
 SMALL_CIFAR = {
@@ -177,12 +177,19 @@ def test_wrong_options(number, refused):
     assert WRONG[number][2] in f"{said}{code}"
 
 
-# Compiling these networks takes half a minute each.
+# Compiling these networks takes 20 seconds or more each.
 slow = pytest.mark.slow
 
 
-@slow
-@pytest.mark.parametrize("name", [name for name in SMALL_CIFAR if name.startswith("cifar10/")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cifar10/cifar10_ipu_strategy.py",
+        "cifar10/cifar10_ipu_estimator.py",
+        pytest.param("cifar10/cifar10_estimator_replica.py", marks=slow),
+        pytest.param("cifar10/cifar10_pipeline_estimator.py", marks=slow),
+    ],
+)
 def test_cifar10(name, small_cifar):
     output = example(name, *SMALL_CIFAR[name], data=small_cifar)
     accuracy = re.search(r"^Validation accuracy: ([\d.]+)%$", output, re.MULTILINE)
@@ -216,7 +223,6 @@ def test_estimator_cnn(small_cifar, tmp_path):
     assert "Training loss: " in more.stderr
 
 
-@slow
 def test_estimator_cnn_with_generated_data(tmp_path):
     arguments = ["--generated-data", "--batch-size", "64", "--batches-per-step", "2", "--epochs", "0.005"]
     name = "ipu_estimator_cnn/ipu_estimator_cnn.py"
