@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from openipu import _validate as validate
 from openipu.engine.types import Array, Scalar, Tree
 
 import jax
@@ -23,6 +24,11 @@ class Reduction(enum.Enum):
     SUM = 0
     MEAN = 1
     RUNNING_MEAN = 2
+
+    @classmethod
+    def parse(cls, reduction_method: object) -> Reduction:
+        """The member given, or the member with the given name, in upper or lower case. Part of the public API."""
+        return validate.member("reduction_method", reduction_method, cls)
 
 
 @dataclass(frozen=True, slots=True)
