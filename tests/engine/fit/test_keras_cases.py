@@ -160,10 +160,20 @@ def only_internal_losses(spe):
             self.add_loss(ops.mean(x**2))
             return x
 
-    # No weights behind the loss: they would have no gradient, which is an error here.
-    model = keras.Sequential([ones(2), Lossy(), layers.ReLU()])
+    # The last layer has no part in the loss.
+    model = keras.Sequential([ones(2), Lossy(), ones(2)])
     model.compile("adam", steps_per_execution=spe)
     return model.fit(np.ones((16, 2)), np.zeros((16, 2)), batch_size=4, epochs=2, verbose=0).history
+
+
+@case
+def an_output_without_a_loss(spe):
+    x = keras.Input((2,))
+    model = keras.Model(x, {"a": ones(2)(x), "b": ones(2)(x)})
+    model.compile(keras.optimizers.AdamW(0.1), {"a": "mse", "b": None}, steps_per_execution=spe)
+    target = {"a": np.zeros((16, 2)), "b": np.zeros((16, 2))}
+    history = model.fit(np.ones((16, 2)), target, batch_size=4, epochs=2, verbose=0).history
+    return history, model.get_weights()
 
 
 @case

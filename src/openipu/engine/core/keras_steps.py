@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,8 @@ from .replicated_step import on_replicas
 from .state import Batch, Logs, Mode, Outcome, State, Step, parts_of, state_of
 from .trainer import Trainer, loss_of
 from .wrapped_optimizer import by_engine
+
+log = logging.getLogger("openipu")
 
 
 def make_step(model: keras.Model, mode: Mode, place: Placement, options: Options, trainer: Trainer | None) -> Step:
@@ -124,17 +127,17 @@ def called_by(model: keras.Model, call: Callable[..., Any]) -> contextlib.Abstra
 
 
 def _check_gradients(model: keras.Model, trainer: Trainer | None, state: State, batch: Batch) -> None:
-    """Reject trainable weights that the loss does not depend on, because users would believe they are trained."""
+    """Name the trainable weights that the loss does not depend on, because users may believe they are trained."""
     seen = state if trainer is None else trainer.seen_by_keras(state)
     loss = loss_of(functools.partial(_train_forward, model), seen, batch)
     used = differentiable_inputs(lambda weights: loss(weights)[0], state.trainable)
     names = [v.path for v, is_used in zip(model.trainable_variables, used, strict=True) if not is_used]
     if names:
-        raise ValueError(
-            f"{len(names)} of {len(used)} trainable weights of model {model.name!r} have no gradient, because the loss "
-            f"does not depend on them: {', '.join(names)}. Freeze their layers (`layer.trainable = False`), or use "
-            "them."
-        )
+        log.warning(
+            "%d of %d trainable weights of model %r have no gradient, because the loss does not depend on them: %s. "
+            "They are not trained. If that is meant, freeze their layers: `layer.trainable = False`.",
+            len(names), len(used), model.name, ", ".join(names),
+        )  # fmt: skip
 
 
 # --- logs
