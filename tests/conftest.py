@@ -44,3 +44,10 @@ def _no_system_left() -> Iterator[None]:
     yield
     if config := sys.modules.get("openipu.config"):
         config.reset_ipu_configuration()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said_before() -> None:
+    """Notices are given once per process. A test that waits for one must not depend on those before it."""
+    if validate := sys.modules.get("openipu._validate"):
+        validate._named.clear()
