@@ -519,9 +519,9 @@ class Distiller(keras.Model):
         return keras.ops.mean((keras.ops.sum(y_pred, axis=-1) - told) ** 2)
 
 
-def distilled(stages: bool, **settings: Any) -> tuple[list[np.ndarray], list[float], float]:
-    """The weights, losses and evaluation of a distiller, in stages or not."""
-    x, y = data()
+def distiller(stages: bool, **settings: Any) -> keras.Model:
+    """A compiled distiller, in stages or not."""
+    x, _ = data()
     keras.utils.set_random_seed(4)
     with ipu.ipu_strategy.IPUStrategy().scope():
         model = Distiller(**settings)
@@ -533,6 +533,12 @@ def distilled(stages: bool, **settings: Any) -> tuple[list[np.ndarray], list[flo
         else:
             model.set_gradient_accumulation_options(4, "mean")
         model.compile(keras.optimizers.SGD(0.05), steps_per_execution=4)
+    return model
+
+
+def distilled(stages: bool, **settings: Any) -> tuple[list[np.ndarray], list[float], float]:
+    """The weights, losses and evaluation of a distiller after training."""
+    (x, y), model = data(), distiller(stages, **settings)
     history = model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0).history["loss"]
     return model.get_weights(), history, model.evaluate(x, y, batch_size=4, verbose=0)
 
@@ -550,5 +556,7 @@ def test_layers_that_only_the_loss_uses_are_in_the_last_stage(trained: bool) -> 
 
 def test_a_loss_that_reads_an_earlier_stage_is_refused() -> None:
     configure(2)
-    with pytest.raises(ValueError, match=r"read .*first/kernel.*, which earlier stages hold"):
-        distilled(stages=True, shared=True)
+    model = distiller(stages=True, shared=True)
+    for call in (model.fit, model.fit, model.evaluate):
+        with pytest.raises(ValueError, match=r"read .*first/kernel.*, which earlier stages hold"):
+            call(*data(), batch_size=4, verbose=0)

@@ -137,21 +137,22 @@ class _Installed:
 
     def put(self, value: Any) -> None:
         """Install `value`."""
-        if self._is_object:
-            vars(self._owner)[self._attribute] = value  # not `setattr`: Keras tracks what is assigned to its objects
-        else:
-            setattr(self._owner, self._attribute, staticmethod(value) if self._static else value)
+        self._set(staticmethod(value) if self._static else value)
 
     def restore(self) -> None:
         """Put everything back as it was."""
-        if self._own and self._is_object:
-            vars(self._owner)[self._attribute] = self._before
-        elif self._own:
-            setattr(self._owner, self._attribute, self._before)
+        if self._own:
+            self._set(self._before)
         elif self._is_object:
             del vars(self._owner)[self._attribute]
         else:
             delattr(self._owner, self._attribute)
+
+    def _set(self, value: Any) -> None:
+        if self._is_object:
+            vars(self._owner)[self._attribute] = value  # not `setattr`: Keras tracks what is assigned to its objects
+        else:
+            setattr(self._owner, self._attribute, value)
 
 
 # --- what is installed -----------------------------------------------------------------------------------------------

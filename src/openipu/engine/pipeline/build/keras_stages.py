@@ -75,30 +75,24 @@ class _KerasStage:
     def _last(self, weights: Arrays, received: Received, context: StageContext) -> tuple[Any, StageResults]:
         """Run Keras' own step. What other stages hold is zero here, after a check that nothing reads it."""
         owners = variables_of(self.model, self.mode)
-        if not self.checked:
-            self.checked.append(True)
-            self._check_reads(owners, weights, received, context)
         whole = self._whole_state(owners, weights, context)
+        if self.mode != "predict" and not self.checked:
+            self._check_reads(owners, whole, received, context)
+            self.checked.append(True)
         return self._keras_step(whole, received, context)
 
-    def _check_reads(self, owners: State, weights: Arrays, received: Received, context: StageContext) -> None:
+    def _check_reads(self, owners: State, whole: State, received: Received, context: StageContext) -> None:
         """Reject a loss or metric that reads a variable of another stage, which is not on this device."""
-        whole = self._whole_state(owners, weights, context)
-        foreign = [
-            *(("trainable", n) for n in range(len(owners.trainable)) if n not in self.weights),
-            *(("non_trainable", n) for n in range(len(owners.non_trainable)) if n not in self.state),
-        ]
 
-        def step(values: Arrays) -> Any:
-            parts = {"trainable": list(whole.trainable), "non_trainable": list(whole.non_trainable)}
-            for (part, number), value in zip(foreign, values, strict=True):
-                parts[part][number] = value
-            return self._keras_step(whole._replace(**parts), received, context)
+        def step(trainable: Arrays, non_trainable: Arrays) -> Any:
+            state = whole._replace(trainable=trainable, non_trainable=non_trainable)
+            return self._keras_step(state, received, context)
 
-        jaxpr = jax.make_jaxpr(step)([getattr(whole, part)[number] for part, number in foreign]).jaxpr
+        jaxpr = jax.make_jaxpr(step)(whole.trainable, whole.non_trainable).jaxpr
         read = {id(v) for equation in jaxpr.eqns for v in equation.invars} | set(map(id, jaxpr.outvars))
-        pairs = zip(foreign, jaxpr.invars, strict=True)
-        names = [getattr(owners, part)[number].path for (part, number), v in pairs if id(v) in read]
+        here = {id(owners.trainable[n]) for n in self.weights} | {id(owners.non_trainable[n]) for n in self.state}
+        pairs = zip((*owners.trainable, *owners.non_trainable), jaxpr.invars, strict=True)
+        names = [variable.path for variable, v in pairs if id(v) in read and id(variable) not in here]
         if names:
             raise ValueError(
                 f"Loss or metrics of model {self.model.name!r} read {', '.join(names)}, which earlier stages hold. "
