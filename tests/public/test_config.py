@@ -3,11 +3,9 @@
 import copy
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from openipu import _validate
 from openipu import config as ipu_config
 from openipu.config import (
     DeviceConnectionType,
@@ -21,20 +19,7 @@ from openipu.settings.frozen import freeze
 
 import pytest
 
-from configuration import configured
-
-
-@pytest.fixture(autouse=True)
-def unconfigured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No configuration before and after, a clean environment, and nothing named as without effect yet."""
-    for variable in ("TF_POPLAR_FLAGS", "POPLAR_ENGINE_OPTIONS"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("OPENIPU_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(_validate, "_named", set())
-    reset_ipu_configuration()
-    yield
-    reset_ipu_configuration()
-
+from configuration import configured, unconfigured  # noqa: F401 - a fixture of this module
 
 # Rules at configure time
 

@@ -2,19 +2,17 @@
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from openipu import _validate
 from openipu.config import (
     OPTIONS,
     DeviceConnectionType,
     IPUConfig,
     SelectionOrder,
     StochasticRoundingBehaviour,
-    reset_ipu_configuration,
 )
 from openipu.settings.__main__ import table
 from openipu.settings.frozen import freeze
@@ -23,20 +21,7 @@ from openipu.settings.option_table import CATEGORIES
 import numpy as np
 import pytest
 
-from configuration import assign, configured, read
-
-
-@pytest.fixture(autouse=True)
-def unconfigured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No configuration before and after, a clean environment, and nothing named as without effect yet."""
-    for variable in ("TF_POPLAR_FLAGS", "POPLAR_ENGINE_OPTIONS"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("OPENIPU_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(_validate, "_named", set())
-    reset_ipu_configuration()
-    yield
-    reset_ipu_configuration()
-
+from configuration import assign, configured, read, unconfigured  # noqa: F401 - a fixture of this module
 
 # The tree
 

@@ -6,11 +6,9 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from openipu import _validate
 from openipu.config import DeviceConnectionType, IPUConfig, SelectionOrder, reset_ipu_configuration
 from openipu.engine.devices import program_cache, systems
 from openipu.settings import cache_folder
@@ -19,15 +17,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-
-@pytest.fixture(autouse=True)
-def unconfigured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setenv("OPENIPU_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("TF_POPLAR_FLAGS", raising=False)
-    monkeypatch.setattr(_validate, "_named", set())
-    reset_ipu_configuration()
-    yield
-    reset_ipu_configuration()
+from configuration import unconfigured  # noqa: F401 - a fixture of this module
 
 
 def in_a_new_process(script: str, tmp_path: Path, **environment: str) -> str:

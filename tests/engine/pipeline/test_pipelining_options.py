@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import openipu as ipu
-from openipu import _validate
 from openipu.engine.core import options as engine_options
 from openipu.engine.core.accumulation import Accumulation, Reduction
 from openipu.engine.core.pipelining import Pipelining
@@ -243,8 +242,7 @@ def test_wrong_options(given: dict[str, Any], error: type[Exception], words: str
     assert options(model) == engine_options.Options()
 
 
-def test_what_means_nothing_here_is_named_once(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
-    monkeypatch.setattr(_validate, "_named", set())
+def test_what_means_nothing_here_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     asked = {"offload_weights": True, "offload_activations": False, "weight_update_poplar_options": POPLAR}
     model = stack()
     for _ in range(2):
