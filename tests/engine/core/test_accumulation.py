@@ -185,20 +185,21 @@ def test_the_type_to_accumulate_in_may_depend_on_the_weight(how: str, tmp_path: 
 
 
 @pytest.mark.parametrize(("replicas", "steps"), [(1, 1), (2, 1), (1, 2), (4, 2), (8, 8)])
-def test_one_program_per_fit(replicas: int, steps: int) -> None:
-    """A remainder, several executions, several epochs and a second fit: all in the first program."""
+def test_two_programs_per_fit(replicas: int, steps: int) -> None:
+    """One for whole updates and one for the remainder, for all executions, epochs and fits."""
     rows = 4 * replicas * steps * 2 + 4 * (2 * replicas * steps // 3) + 3
     model = made(replicas, steps)
     for _ in range(2):
         model.fit(*zoo.numbers(rows), batch_size=4, epochs=2, verbose=0)
-    assert len(replication.programs(model)) == 1
+    assert len(replication.programs(model)) == 2
 
 
-def test_a_stream_with_a_partial_batch_needs_at_most_one_program_more() -> None:
+def test_a_stream_with_a_partial_batch_needs_at_most_two_programs_more() -> None:
+    """Its partial batch may come in an execution of its own, or with batches that are left over."""
     x, y = zoo.numbers(4 * 4 * 3 + 7)
     model = made(2, 2)
     model.fit(replication.Batches(x, y, 4), epochs=3, verbose=0)
-    assert len(replication.programs(model)) <= 2
+    assert len(replication.programs(model)) <= 3
 
 
 @pytest.mark.parametrize("steps", [1, 4])
@@ -206,7 +207,7 @@ def test_a_stream_with_a_partial_batch_needs_at_most_one_program_more() -> None:
 def test_one_all_reduce_per_update(method: str, steps: int) -> None:
     model = made(4, steps, method, steps_per_execution=2 * steps, metrics=["mae"], make=zoo.own_everything)
     model.fit(*zoo.numbers(4 * 4 * steps * 2 + 9), batch_size=4, verbose=0)
-    [program] = replication.programs(model)
+    program, rest = replication.programs(model)
     parts = replication.computations(program.as_text())
     updates = replication.loops(parts)
     assert len(updates) == 1, "one loop over updates"
@@ -216,10 +217,13 @@ def test_one_all_reduce_per_update(method: str, steps: int) -> None:
         [micro] = replication.loops(parts, updates[0])
         body = [line for name in replication.reached(parts, micro) for line in parts[name]]
         assert replication.collectives(body) == [], "micro-batches are not reduced one by one"
-    # Beside it: the last incomplete update, and the metrics (own_everything also has a counter to average).
+    # Beside it: the metrics (own_everything also has a counter to average).
     everything = [line for instructions in parts.values() for line in instructions]
     assert set(replication.collectives(everything)) == {"all-reduce"}
-    assert len(replication.collectives(everything)) <= 1 + 4 + 2
+    assert len(replication.collectives(everything)) <= 1 + 2
+    last = replication.collectives(rest.as_text().splitlines())
+    assert set(last) == {"all-reduce"}
+    assert len(last) <= 1 + 4
 
 
 def test_small_gradients_are_exchanged_in_one_piece() -> None:
@@ -242,7 +246,6 @@ def test_small_gradients_are_exchanged_in_one_piece() -> None:
 def test_one_replica_has_no_collectives() -> None:
     model = made(1, 2)
     model.fit(*zoo.numbers(19), batch_size=4, verbose=0)
-    [program] = replication.programs(model)
-    text = program.as_text()
-    assert " while(" in text
-    assert replication.collectives(text.splitlines()) == []
+    whole, rest = (program.as_text() for program in replication.programs(model))
+    assert " while(" in whole
+    assert replication.collectives((whole + rest).splitlines()) == []

@@ -99,7 +99,7 @@ def test_every_step_is_told_and_nothing_else_changes(replicas, accumulate):
         np.testing.assert_array_equal(a, b)
     assert told.begun == [batch for batch, _ in told.ended] == [*range(STEPS)] * 2
     assert told.threads == {threading.get_ident()}
-    assert len(programs(live)) == 1
+    assert len(programs(live)) == len(programs(plain)) == 2
     final = told.ended[-1][1]
     assert final == {name: pytest.approx(values[-1]) for name, values in history.items()}
     assert all(type(value) is float for value in final.values())

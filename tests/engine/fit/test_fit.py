@@ -67,18 +67,35 @@ def warm(model):
 # --- compiling and launching -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rows", "steps_per_execution"), [(8, 7), (96, 1), (99, 7), (99, 13), (5, 7)])
-def test_one_program_per_kind_of_loop_whatever_the_data_length(rows, steps_per_execution):
+@pytest.mark.parametrize(
+    ("rows", "steps_per_execution", "programs"), [(8, 7, 1), (96, 1, 1), (99, 7, 2), (99, 13, 2), (5, 7, 1)]
+)
+def test_one_program_per_kind_of_loop_and_one_for_the_last_partial_batch(rows, steps_per_execution, programs):
     model = zoo.make(zoo.CASES["dense"], steps_per_execution)
     x, y = zoo.table(rows)
     model.fit(x, y, batch_size=8, epochs=2, verbose=0)
     model.evaluate(x, y, batch_size=8, verbose=0)
     model.predict(x, batch_size=8, verbose=0)
     functions = model.train_function, model.test_function, model.predict_function
-    assert [len(function.loop.programs) for function in functions] == [1, 1, 1]
+    assert [len(function.loop.programs) for function in functions] == [programs] * 3
 
 
-def test_xla_compiles_once_for_training_with_a_remainder():
+def test_the_first_step_waits_for_one_copy_of_the_step_only():
+    """What runs a remainder is compiled when the data first has one, not before."""
+    model = zoo.make(zoo.CASES["dense"], 2)
+    counts = []
+    count = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: counts.append(len(model.train_function.loop.programs))
+    )
+    x, y = zoo.table(8 * 5 + 3)
+    model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[count])
+    assert counts == [1, 1, 2] * 2
+    [whole, rest] = (program.compiled.as_text() for program in model.train_function.loop.programs.values())
+    assert " while(" in whole
+    assert " conditional(" not in whole + rest
+
+
+def test_xla_compiles_twice_for_training_with_a_remainder():
     model = zoo.make(zoo.CASES["dense"], 7)
     warm(model)
     x, y = zoo.table(99)
@@ -86,7 +103,7 @@ def test_xla_compiles_once_for_training_with_a_remainder():
     model.optimizer.build(model.trainable_variables)
     with compilations() as first:
         model.fit(x, y, batch_size=8, epochs=3, verbose=0)
-    assert len(first) == 1
+    assert len(first) == 2
     with compilations() as second:
         model.fit(x, y, batch_size=8, epochs=3, verbose=0)
     assert len(second) == 0
@@ -112,7 +129,7 @@ def test_other_rows_of_the_same_shape_do_not_compile_again():
     for seed in (1, 2):
         x, y = zoo.table(99)
         model.fit(x + seed, y, batch_size=8, verbose=0)
-    assert len(model.train_function.loop.programs) == 1
+    assert len(model.train_function.loop.programs) == 2
 
 
 def stream(rows, batch=8):
@@ -126,7 +143,7 @@ def stream(rows, batch=8):
     [
         pytest.param(96, 6, 1, id="nothing over"),
         pytest.param(96, 7, 1, id="a short last execution"),
-        pytest.param(99, 13, 1, id="remainder in the first execution"),
+        pytest.param(99, 13, 2, id="remainder in the first execution"),
         pytest.param(99, 7, 2, id="remainder not foreseen"),
         pytest.param(99, 6, 2, id="remainder alone in the last execution"),
         pytest.param(99, 1, 2, id="one step at a time"),
@@ -152,7 +169,7 @@ def test_one_launch_per_execution(rows, steps_per_execution):
     assert seen.predict == expected
 
 
-def test_every_launch_is_one_call_of_the_program(monkeypatch):
+def test_an_execution_is_one_launch_and_one_more_for_its_remainder(monkeypatch):
     model = zoo.make(zoo.CASES["dense"], 7)
     x, y = zoo.table(99)
     model.fit(x, y, batch_size=8, verbose=0)
@@ -166,7 +183,7 @@ def test_every_launch_is_one_call_of_the_program(monkeypatch):
 
     monkeypatch.setattr(loop, "execute", counted)
     model.fit(x, y, batch_size=8, epochs=3, verbose=0)
-    assert calls == [1, 1] * 3
+    assert calls == [1, 2] * 3
 
 
 def test_compile_drops_the_programs():

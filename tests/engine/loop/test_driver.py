@@ -25,7 +25,7 @@ class Host:
     def slabs(self) -> Iterator[Slab]:
         for number in range(self._count):
             self.events.append(f"build {number}")
-            yield Slab(number, 1, None, None, False)
+            yield Slab(number, 1, None, None)
 
     def execute(self, slab: Slab, _meanwhile: Callable[[], None]) -> list[Result]:
         self.events.append(f"launch {slab.begin}")
@@ -106,7 +106,7 @@ def test_a_slab_is_dropped_as_soon_as_the_next_one_is_launched(monkeypatch):
             assert sum(ref() is not None for ref in alive) <= 1, "only the slab that runs"
             body = Tracked()
             alive.append(weakref.ref(body))
-            yield Slab(number, 1, body, None, False)
+            yield Slab(number, 1, body, None)
             del body
 
     gc.disable()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openipu.engine.core.accumulation import Accumulation, Reduction
 from openipu.engine.loop.remainder import Counts, Remainder
@@ -35,17 +35,15 @@ def deal(batches: int, tail_rows: int, *, replicas: int, size: int, rows: int) -
     return Dealt(whole, left, tail, updates)
 
 
-def counted(
-    batches: int, tail_rows: int, accumulation: Accumulation, *, replicas: int, rows: int, has_tail: bool
-) -> Remainder:
-    counts = Counts(*divmod(batches, replicas), has_tail)
+def counted(batches: int, tail_rows: int, accumulation: Accumulation, *, replicas: int, rows: int) -> Remainder:
+    counts = Counts(0, *divmod(batches, replicas))
     strength = accumulation.strength(replicas)
     return Remainder.of(counts, accumulation.steps, replicas, strength, rows, tail_rows)
 
 
 def check(batches: int, tail_rows: int, accumulation: Accumulation, replicas: int, rows: int) -> None:
-    size, has_tail = accumulation.steps, tail_rows > 0
-    found = counted(batches, tail_rows, accumulation, replicas=replicas, rows=rows, has_tail=has_tail)
+    size = accumulation.steps
+    found = counted(batches, tail_rows, accumulation, replicas=replicas, rows=rows)
     dealt = deal(batches, tail_rows, replicas=replicas, size=size, rows=rows)
     rest = [*dealt.left, *dealt.tail]
     by_replica = [[step for step, owner, _ in dealt.left if owner == replica] for replica in range(replicas)]
@@ -58,8 +56,12 @@ def check(batches: int, tail_rows: int, accumulation: Accumulation, replicas: in
         assert found.turns_of(replica) == len(steps)
         for turn in range(int(found.turns)):
             assert bool(found.is_active(turn, replica)) == (dealt.updates * size + turn in steps)
-    assert not rest or found.is_possible
-    assert not dealt.left or found.has_turns
+    whole, left = Counts(0, *divmod(batches, replicas)).split(size)
+    assert whole == (0, dealt.updates * size, 0)
+    assert left == (dealt.updates * size, found.left, found.extra)
+    assert left.batches(replicas) == batches
+    alone = Remainder.of(left, size, replicas, found.strength, rows, tail_rows)
+    assert alone == replace(found, updates=0), "the rest is the same if it runs in a program of its own"
     for _, owner, _ in dealt.tail:
         assert [r for r in range(replicas) if found.takes_tail(r)] == [owner]
     if rest:
@@ -94,18 +96,15 @@ def test_any_size(batches: int, tail_rows: int, size: int, method: Reduction, re
 
 def test_one_replica_with_single_step_updates_leaves_only_a_tail() -> None:
     one = Accumulation()
-    with_room = counted(7, 3, one, replicas=1, rows=4, has_tail=False)
-    without = counted(7, 0, one, replicas=1, rows=4, has_tail=False)
-    assert (with_room.is_possible, without.is_possible) == (True, False)
-    assert not with_room.has_turns
-    assert with_room.samples == 0, "there is room for a tail, but it is not there"
+    assert counted(7, 3, one, replicas=1, rows=4).samples == 3
+    assert counted(7, 0, one, replicas=1, rows=4).samples == 0
 
 
 def test_counts_travel_as_one_array() -> None:
-    packed = Counts(5, 1, True).pack()
+    packed = Counts(2, 5, 1).pack()
     assert packed.shape == (3,)
-    assert tuple(map(int, Counts.unpack(packed))) == (5, 1, 1)
-    assert Counts(5, 1, True).batches(replicas=3) == 16
+    assert tuple(map(int, Counts.unpack(packed))) == (2, 5, 1)
+    assert Counts(2, 5, 1).batches(replicas=3) == 22
 
 
 def test_it_is_the_same_inside_a_program() -> None:
@@ -113,6 +112,6 @@ def test_it_is_the_same_inside_a_program() -> None:
         found = Remainder.of(Counts.unpack(packed), 4, 2, 8, 16, 5)
         return found.turns, found.share(16)
 
-    turns, share = jax.jit(turns_and_share)(Counts(10, 1, True).pack())
+    turns, share = jax.jit(turns_and_share)(Counts(0, 10, 1).pack())
     assert int(turns) == 3, "2 steps are left after 2 updates of 4, and one replica has a micro-batch more"
     assert float(share) == pytest.approx(16 * 8 / (5 * 16 + 5))

@@ -222,7 +222,7 @@ def test_equals_one_device(point: Point) -> None:
     replication.assert_same_history(actual.history, expected.history, turned)
     replication.assert_same_history(actual.evaluated, expected.evaluated, turned)
     if point.feed == "resident":
-        assert len(replication.programs(model)) == 1
+        assert len(replication.programs(model)) == 1 + point.remainder
 
 
 def test_the_default_grid_has_every_level() -> None:

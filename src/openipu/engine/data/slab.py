@@ -1,7 +1,7 @@
 """The data of one execution, as arrays of static shape.
 
 [Note: the last partial batch] The last partial batch is not padded. It is the `tail` of its slab and runs as a smaller
-step at the end of the same program, so that BatchNormalization, custom losses, custom metrics and custom train steps
+step at the end of the same execution, so that BatchNormalization, custom losses, custom metrics and custom train steps
 see exactly the rows that plain Keras shows them.
 """
 
@@ -26,14 +26,18 @@ class Slab:
 
     Axis 0 of `body` is the step, axis 1 the replica: batch i of the slab goes to replica i mod R. `body` may have room
     for more than `count` batches, because its shape is static but the number of steps is not. It is None if only a tail
-    is left. If the size of the tail is known early, every slab has a `tail`, which is ignored unless `has_tail`.
+    is left.
     """
 
     begin: int
     count: int
     body: Tree
     tail: Tree
-    has_tail: bool
+
+    @property
+    def has_tail(self) -> bool:
+        """Whether a smaller batch comes last."""
+        return self.tail is not None
 
     @property
     def steps(self) -> int:
@@ -46,14 +50,12 @@ class Slab:
         return self.begin + self.steps - 1
 
 
-def send_slab(begin: int, count: int, body: Tree, tail: Tree, has_tail: bool, replicas: Replicas) -> Slab:
+def send_slab(begin: int, count: int, body: Tree, tail: Tree, replicas: Replicas) -> Slab:
     """Send a slab to the devices, with its batches dealt to the replicas in turn."""
     dealt = jax.tree.map(lambda a: a.reshape(-1, replicas.count, *a.shape[1:]), body)
     if replicas.count == 1 and sum(a.nbytes for a in jax.tree.leaves((dealt, tail))) <= SMALL_SLAB:
-        return Slab(begin, count, dealt, tail, has_tail)
-    return Slab(
-        begin, count, jax.device_put(dealt, replicas.split(1)), jax.device_put(tail, replicas.everywhere()), has_tail
-    )
+        return Slab(begin, count, dealt, tail)
+    return Slab(begin, count, jax.device_put(dealt, replicas.split(1)), jax.device_put(tail, replicas.everywhere()))
 
 
 def as_arrays(batch: Tree) -> Tree:

@@ -120,7 +120,7 @@ class _ArrayPass:
             return None
         body = np.zeros((self._width, self._full.shape[1]), np.int32)
         body[: len(rows)] = rows
-        return send_slab(begin, len(rows), body, self._tail if len(self._tail) else None, has_tail, self._replicas)
+        return send_slab(begin, len(rows), body, self._tail if has_tail else None, self._replicas)
 
     def skip(self, steps: int) -> None:
         self._position += steps
@@ -211,7 +211,7 @@ class _StreamPass:
         if other is not None and tail is None:
             self._batches = itertools.chain([other], self._batches)
         body = jax.tree.map(lambda *rows: stack_rows(rows, self._width), *alike) if alike else None
-        return send_slab(begin, len(alike), body, tail, tail is not None, self._replicas)
+        return send_slab(begin, len(alike), body, tail, self._replicas)
 
     def skip(self, steps: int) -> None:
         for batch in itertools.islice(self._batches, steps):

@@ -16,7 +16,7 @@ from openipu.engine.devices.dtypes import is_numeric
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.loop.arrays import rows_of
-from openipu.engine.loop.loop import Loop, Result
+from openipu.engine.loop.loop import Loop, Result, concatenate
 from openipu.engine.loop.replica_loop import make_replica_loop
 from openipu.engine.types import Array, Tree
 
@@ -195,7 +195,7 @@ def _on_host(function: Callable[..., dict[str, Any]], results: list[Result]) -> 
 
 def joined(results: list[Result]) -> Tree:
     """The results of all launches of a run, joined along the first axis."""
-    return jax.tree.map(lambda *arrays: np.concatenate(arrays), *(result.rows() for result in results))
+    return concatenate([result.rows() for result in results])
 
 
 def host_logs(name: str, logs: object) -> dict[str, Any]:

@@ -193,12 +193,12 @@ class Training(Run):
     def _deliver(self, results: list[Result], summaries: Summaries) -> None:
         """Pass the tensors that left the program to the hooks and the `host_call` that asked for them."""
         model = self.program.model
-        for result in results:
-            count, tensors = result.value["count"], result.value["tensors"]
-            for hook, sent in zip(model.log_hooks, tensors[: len(model.log_hooks)], strict=True):
-                hook.receive(count, sent)
-            if model.spec.host_call is not None:
-                _call_host(model.spec, steps_first(count, tensors[-1], False), self.global_step, summaries)
+        sent = results[-1].value
+        count, tensors = sent["count"], sent["tensors"]
+        for hook, logged in zip(model.log_hooks, tensors[: len(model.log_hooks)], strict=True):
+            hook.receive(count, logged)
+        if model.spec.host_call is not None:
+            _call_host(model.spec, steps_first(count, tensors[-1], False), self.global_step, summaries)
 
     def _save(self, wait: bool = False) -> None:
         step = self.global_step
@@ -255,14 +255,9 @@ def _shapes_differ(shapes: list[str], slab: Slab) -> ValueError:
 
 
 def _fetches(results: list[Result]) -> Logs:
-    """What hooks can ask for after a launch. Its loss is the mean over its parts, weighted by their steps."""
-    if not isinstance(results[0].value, dict) or "loss" not in results[0].value:
-        return {}
-    losses = [result.value["loss"] for result in results]
-    if len(losses) == 1 or np.ndim(losses[0]):
-        return {"loss": losses[-1]}
-    steps = [result.steps for result in results]
-    return {"loss": sum(a * b for a, b in zip(losses, steps, strict=True)) / sum(steps)}
+    """What hooks can ask for after an execution. Its last launch reports on all of it."""
+    value = results[-1].value
+    return {"loss": value["loss"]} if isinstance(value, dict) and "loss" in value else {}
 
 
 def _call_host(spec: IPUEstimatorSpec, tensors: list[Any], step: int, summaries: Summaries) -> None:

@@ -11,12 +11,11 @@ from openipu.engine.data.sources import Source
 from openipu.engine.host_io.step_logs import CallbackTeller, StepLogs
 from openipu.engine.loop.driver import Launched
 from openipu.engine.loop.interrupts import uninterrupted
-from openipu.engine.loop.loop import Loop, Result
+from openipu.engine.loop.loop import Loop, Result, concatenate
 from openipu.engine.types import Tree
 
 import jax
 import keras
-import numpy as np
 
 from .state_in_flight import StateInFlight
 
@@ -110,11 +109,6 @@ def make_epoch(
     if live is None:
         return Epoch(mode, loop, held, source, callbacks)
     return LiveEpoch(mode, loop, held, source, callbacks, live)
-
-
-def concatenate(blocks: list[Tree]) -> Tree:
-    """The rows of all blocks, in order."""
-    return jax.tree.map(lambda *parts: np.concatenate(parts) if len(parts) > 1 else parts[0], *blocks)
 
 
 def _batch_outputs(outputs: Tree, replica: int) -> Logs:

@@ -19,12 +19,12 @@ from openipu.engine.data.make_feed import limited, make_feed
 from openipu.engine.devices.placement import placement_on
 from openipu.engine.keras_compat import api as keras_api
 from openipu.engine.keras_compat.build_model import build, build_for_predict, is_built
+from openipu.engine.loop.loop import concatenate
 from openipu.engine.types import Data, Tree
 
 import keras
 from keras.callbacks import Callback, CallbackList
 
-from .epoch import concatenate
 from .notices import describe_updates
 from .session import ResumePoint, Session
 from .validation import Validation

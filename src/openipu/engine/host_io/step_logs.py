@@ -155,11 +155,10 @@ class CallbackTeller:
         logs_of: Callable[[Tree, int], Logs],
     ) -> None:
         self._live, self._slab, self._began, self._ended, self._logs_of = live, slab, began, ended, logs_of
-        self._told = self._before = 0
+        self._told = 0
 
     def launch(self, call: Callable[..., Any], args: tuple[Any, ...], meanwhile: Callable[[], None]) -> Any:
         """Run a program on this slab and call the callbacks for its steps. A slab may take more than one program."""
-        self._before = self._told
         return self._live.run(call, args, self._tell, meanwhile)
 
     def rest(self, logs_of: Callable[[int], Logs]) -> None:
@@ -169,7 +168,7 @@ class CallbackTeller:
 
     def _tell(self, done: int, told: Tree) -> None:
         first = self._told
-        while self._told < self._before + done:
+        while self._told < done:
             self._one(self._logs_of(told, self._told - first))
 
     def _one(self, logs: Logs) -> None:

@@ -1,4 +1,4 @@
-"""What one execution computes on one replica, as a pure function. replica_loop.py compiles it.
+"""What one program computes on one replica, as a pure function. replica_loop.py compiles it.
 
     for each update:  for each of its micro-batches: forward, backward, accumulate;  reduce over replicas;  apply
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from openipu.engine.core.accumulation import Accumulation
-from openipu.engine.core.state import Spot, State, Step
+from openipu.engine.core.state import Outcome, Spot, State, Step
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.types import Array, Tree
@@ -25,7 +25,7 @@ from jax import lax
 
 from .arrays import as_before, fetch, length, row, rows_of
 from .loop_shape import LoopShape
-from .remainder import Counts, Number, Remainder
+from .remainder import Counts, Form, Number, Remainder
 from .replica_state import agree, counters, only_if, with_counters
 from .results import Collector, Kept
 
@@ -37,8 +37,9 @@ Running = tuple[State, Kept]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The static part of an execution."""
+    """The static part of a program."""
 
+    form: Form
     replicas: Replicas
     accumulation: Accumulation
     loop_shape: LoopShape
@@ -55,57 +56,77 @@ class _Carry(NamedTuple):
 def run_execution(
     step: Step, layout: Layout, state: State, resident: Tree, body: Tree, counts: Counts, tail: Tree
 ) -> tuple[Any, State]:
-    """Run a slab, and return the results and the new state. `body` holds the batches of this replica by step."""
+    """Run steps of a slab. Returns the results and the new state. `body` holds the batches of this replica by step."""
     replicas, accumulation, outcome = layout.replicas, layout.accumulation, step.outcome
-    begin = outcome.begin(state) if outcome.begin is not None else state
+    begin = begun(outcome, state, counts)
     strength = accumulation.strength(replicas.count)
     remainder = Remainder.of(
         counts, accumulation.steps, replicas.count, strength, rows_of(row(body, 0)), rows_of(tail)
     )  # fmt: skip
-    collector = Collector(outcome, replicas, layout.live, counts.batches(replicas.count))
-    execution = Execution(step, replicas, accumulation, resident, body, tail, begin, remainder, collector)
+    collector = Collector(outcome, replicas, layout.live, counts.first, counts.batches(replicas.count))
+    execution = Execution(step, layout, resident, body, tail, begin, remainder, collector)
 
     running = begin, execution.room()
-    most = length(body) // accumulation.steps
-    running = layout.loop_shape.repeat(execution.whole_update, running, remainder.updates, most)
-    if remainder.is_possible:
-        running = lax.cond(remainder.samples > 0, execution.last_update, lambda same: same, running)
+    if layout.form.updates != "none":
+        most = length(body) // accumulation.steps
+        running = layout.loop_shape.repeat(execution.whole_update, running, remainder.updates, most)
+    if layout.form.turns or tail is not None:
+        running = execution.last_update(running)
     state, kept = running
     collector.finish(kept)
     return collector.results(state, kept.results), agree(replicas, state, begin)
 
 
+def begun(outcome: Outcome, state: State, counts: Counts) -> State:
+    """The state at the start of a program. If it continues an execution, this is the state as it is."""
+    if outcome.begin is None:
+        return state
+    fresh: State = jax.tree.map(lambda a, b: jnp.where(counts.first == 0, a, b), outcome.begin(state), state)
+    return fresh
+
+
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """One execution on one replica: what runs, and on which data."""
+    """A program at work on one replica: what runs, and on which data."""
 
     step: Step
-    replicas: Replicas
-    accumulation: Accumulation
+    layout: Layout
     resident: Tree
     body: Tree
     tail: Tree
     begin: State
-    """The state at the start of the execution."""
+    """The state at the start of the program."""
     remainder: Remainder
     collector: Collector
 
+    @property
+    def replicas(self) -> Replicas:
+        """The replicas that run this program together."""
+        return self.layout.replicas
+
+    @property
+    def accumulation(self) -> Accumulation:
+        """How gradients are accumulated."""
+        return self.layout.accumulation
+
     def room(self) -> Kept:
         """Empty room for results, as it is before the first step."""
-        result = of_tail = None
+        form, result, of_tail = self.layout.form, None, None
         if self.step.outcome.collect != "none":
-            result = self._result(row(self.body, 0))
+            result = self._result(row(self.body, 0)) if form != Form() else None
             of_tail = None if self.tail is None else self._result(self.tail)
-        return self.collector.start(self.begin.metrics, result, of_tail, length(self.body))
+        rows = length(self.body) if form.updates != "none" else self.accumulation.steps
+        return self.collector.start(self.begin.metrics, result, of_tail, rows)
 
     def whole_update(self, number: Number, running: Running) -> Running:
         """The update with this number, for which every replica has all micro-batches."""
         size = self.accumulation.steps
         carry = self._start(*running)
         if size == 1:
+            number = self.collector.first + number
             carry = self._micro(carry, number, row(self.body, number), self._in_whole(0))
         else:
-            first = number * size
+            first = self.collector.first + number * size
             carry = lax.fori_loop(
                 0, size, lambda i, c: self._micro(c, first + i, row(self.body, first + i), self._in_whole(i)), carry
             )
@@ -116,14 +137,12 @@ class Execution:
         remainder = self.remainder
         carry = self._start(agree(self.replicas, running[0], self.begin), running[1])
         before = counters(carry.state)
-        if remainder.has_turns:
+        if self.layout.form.turns:
             carry, before = self._left_over(carry, before)
         if self.tail is not None:
             # The tail belongs to the same step as the micro-batches of `extra` replicas, so it uses the same seed.
-            same_step = carry._replace(state=with_counters(carry.state, before, remainder.extra > 0))
-            carry = lax.cond(
-                remainder.has_tail, lambda pair: self._of_tail(pair[0]), lambda pair: pair[1], (same_step, carry)
-            )
+            carry = carry._replace(state=with_counters(carry.state, before, remainder.extra > 0))
+            carry = self._of_tail(carry)
         return self._applied(carry)
 
     def _left_over(self, carry: _Carry, before: list[Array]) -> tuple[_Carry, list[Array]]:

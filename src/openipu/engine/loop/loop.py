@@ -1,6 +1,6 @@
-"""Compiled executions. A `Loop` belongs to a model and a mode, and keeps one program per shape of slab.
+"""Compiled executions. A `Loop` belongs to a model and a mode, and keeps one program per shape of slab and form.
 
-Who does what: this file launches a program for each slab and keeps the programs. What they compute is defined by two
+Who does what: this file launches programs for each slab and keeps the programs. What they compute is defined by two
 kinds of loops: over replicas in replica_loop.py, and over pipeline stages in pipeline/runtime/stage_loop.py.
 """
 
@@ -10,7 +10,7 @@ import abc
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from openipu.engine.core.accumulation import Accumulation
@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 from .compile import CompiledProgram, Function, compile_program
-from .remainder import Counts
+from .remainder import Counts, Job
 
 log = logging.getLogger("openipu")
 
@@ -35,7 +35,7 @@ Launch = Callable[[Function, tuple[Any, ...]], tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one launch returned: logs, or for predict the outputs for every row of its slab."""
+    """What one launch returned: the logs so far, or for predict the outputs for the rows that it ran."""
 
     value: Tree
     count: int
@@ -51,12 +51,17 @@ class Result:
         """The outputs in data order, as host arrays, without those of unused rows."""
         body, tail = self.value
 
-        def join(block: Array, rest: Array) -> np.ndarray:
+        def used(block: Array) -> np.ndarray:
             batches = np.asarray(block).reshape(-1, *block.shape[2:])[: self.count]
-            kept = batches.reshape(-1, *block.shape[3:])
-            return np.concatenate([kept, np.asarray(rest)]) if self.has_tail else kept
+            return batches.reshape(-1, *block.shape[3:])
 
-        return jax.tree.map(join, body, body if tail is None else tail)
+        parts = [jax.tree.map(used, body)] if self.count else []
+        return concatenate([*parts, jax.tree.map(np.asarray, tail)] if self.has_tail else parts)
+
+
+def concatenate(blocks: list[Tree]) -> Tree:
+    """The rows of all blocks, in order."""
+    return jax.tree.map(lambda *parts: np.concatenate(parts) if len(parts) > 1 else parts[0], *blocks)
 
 
 class Loop(abc.ABC):
@@ -70,7 +75,11 @@ class Loop(abc.ABC):
         self.programs: dict[Any, CompiledProgram] = {}
 
     @abc.abstractmethod
-    def _execution(self, state: State, resident: Tree, slab: Slab) -> Function:
+    def _jobs(self, counts: Counts, slab: Slab) -> list[Job]:
+        """What to launch, in order, to run the slab with these counts."""
+
+    @abc.abstractmethod
+    def _execution(self, state: State, resident: Tree, body: Tree, job: Job) -> Function:
         """The function to compile for all devices: (state, resident, body, counts, tail) -> (results, state)."""
 
     @abc.abstractmethod
@@ -80,16 +89,19 @@ class Loop(abc.ABC):
     def execute(
         self, state: State, resident: Tree, slab: Slab, launch: Launch | None = None
     ) -> tuple[list[Result], State]:
-        """Run one slab, normally in one launch. `launch` may replace the plain call of the program."""
-        fixed = _shapes((state, resident))
+        """Run one slab, in one launch, or in two if it has a remainder. `launch` may replace the call of a program."""
+        if slab.body is None:
+            slab = _single(slab.tail, self._place.replicas)
+        fixed, replicas = _shapes((state, resident, slab.body)), self._place.replicas.count
         results = []
-        for part in self._parts(fixed, slab):
-            key = (fixed, _shapes(part.body), _shapes(part.tail))
+        for job in self._jobs(Counts(0, *divmod(slab.count, replicas)), slab):
+            key = (fixed, _shapes(job.tail), job.form)
             if key not in self.programs:
-                self.programs[key] = self._compile(state, resident, part)
-            call, args = self.programs[key].call, (state, resident, part.body, self._counts(part), part.tail)
+                self.programs[key] = self._compile(state, resident, slab.body, job)
+            call, args = self.programs[key].call, (state, resident, slab.body, job.counts.pack(), job.tail)
             value, state = call(*args) if launch is None else launch(call, args)
-            results.append(Result(value, part.count, part.has_tail))
+            count = job.counts._replace(first=0).batches(replicas)
+            results.append(Result(value, int(count), job.tail is not None))
         return results, state
 
     def execute_one(self, state: State, batch: Tree) -> tuple[Result, State]:
@@ -97,35 +109,14 @@ class Loop(abc.ABC):
         [result], state = self.execute(state, None, _single(batch, self._place.replicas))
         return result, state
 
-    def _counts(self, slab: Slab) -> np.ndarray:
-        steps, extra = divmod(slab.count, self._place.replicas.count)
-        return Counts(steps, extra, slab.has_tail).pack()
-
-    def _parts(self, fixed: Tree, slab: Slab) -> list[Slab]:
-        """The slab, split so that existing programs can run it where possible.
-
-        A slab without a tail can run in a program that has room for one. A tail that the program has no room for gets a
-        launch of its own, unless its gradients belong to the same update as others.
-        """
-        replicas = self._place.replicas
-        body, tail = _shapes(slab.body), _shapes(slab.tail)
-        tails = [key[2] for key in self.programs if key[:2] == (fixed, body)]
-        if slab.body is None:
-            return [_single(slab.tail, replicas)]
-        alone = replicas.count == 1 and self._accumulation.steps == 1
-        if not tails or tail in tails or (slab.has_tail and not alone):
-            return [slab]
-        without = replace(slab, tail=_no_tail(tails[0], replicas), has_tail=False)
-        return [without, _single(slab.tail, replicas)] if slab.has_tail else [without]
-
-    def _compile(self, state: State, resident: Tree, slab: Slab) -> CompiledProgram:
-        log.debug("%s: compiling for slabs of %s", self._name, _shapes(slab.body))
-        specs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (state, resident, slab.body))
+    def _compile(self, state: State, resident: Tree, body: Tree, job: Job) -> CompiledProgram:
+        log.debug("%s: compiling for slabs of %s, %s", self._name, _shapes(body), job.form)
+        specs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (state, resident, body))
         return compile_program(
             self._name,
             self._place,
-            lambda: self._execution(state, resident, slab),
-            (state, resident, slab.body, self._counts(slab), slab.tail),
+            lambda: self._execution(state, resident, body, job),
+            (state, resident, body, job.counts.pack(), job.tail),
             operations=functools.partial(self._operations, *specs),
         )
 
@@ -134,7 +125,7 @@ def _single(batch: Tree, replicas: Replicas) -> Slab:
     """A slab of one batch, for the first replica."""
     shape = (1, replicas.count)
     body = jax.tree.map(lambda a: np.broadcast_to(np.asarray(a), (*shape, *np.shape(a))), batch)
-    return Slab(0, 1, jax.device_put(body, replicas.split(1)), None, False)
+    return Slab(0, 1, jax.device_put(body, replicas.split(1)), None)
 
 
 def _shapes(tree: Tree) -> Tree:
@@ -143,12 +134,3 @@ def _shapes(tree: Tree) -> Tree:
         return None
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple((a.shape, np.dtype(a.dtype)) for a in leaves)
-
-
-def _no_tail(shapes: Tree, replicas: Replicas) -> Tree:
-    """Zeros in the shapes of a tail, for a slab that has none."""
-    if shapes is None:
-        return None
-    structure, leaves = shapes
-    arrays = [np.zeros(shape, dtype) for shape, dtype in leaves]
-    return jax.device_put(jax.tree.unflatten(structure, arrays), replicas.everywhere())

@@ -1,4 +1,4 @@
-"""How much of a slab is used, and what is left over after its whole updates.
+"""Which steps of a slab a program runs, and what is left over after its whole updates.
 
 An update takes `size` steps, and in each step every replica has one micro-batch. The remainder consists of
 
@@ -13,9 +13,9 @@ whole one: it equals the update of one device with all of these samples in one b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from openipu.engine.types import Array
+from openipu.engine.types import Array, Tree
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,17 +25,17 @@ Number = Array | int
 
 
 class Counts(NamedTuple):
-    """How much of a slab is used: the part of an execution that may differ from launch to launch.
+    """Which steps of a slab to run: the part of a program's arguments that may differ from launch to launch.
 
     It is sent as one array, because each array adds some microseconds to a launch on a GPU.
     """
 
+    first: Number
+    """The first step."""
     steps: Number
-    """Steps for which every replica has a micro-batch."""
+    """The number of steps for which every replica has a micro-batch."""
     extra: Number
-    """Replicas that have one more micro-batch."""
-    has_tail: Number
-    """Whether the next replica has the tail."""
+    """The number of replicas that have one more micro-batch after these steps."""
 
     def pack(self) -> np.ndarray:
         """The counts as one array."""
@@ -44,11 +44,38 @@ class Counts(NamedTuple):
     @classmethod
     def unpack(cls, packed: Array) -> Counts:
         """The inverse of `pack`, inside the program."""
-        return cls(packed[0], packed[1], packed[2] > 0)
+        return cls(packed[0], packed[1], packed[2])
 
     def batches(self, replicas: int) -> Number:
-        """The number of full batches over all replicas, without the tail."""
-        return self.steps * replicas + self.extra
+        """The number of full batches in the slab up to the end of these steps, over all replicas."""
+        return (self.first + self.steps) * replicas + self.extra
+
+    def split(self, size: int) -> tuple[Counts, Counts]:
+        """The steps that fill updates of `size` steps, and the rest."""
+        whole = self.steps // size * size
+        return Counts(self.first, whole, 0), Counts(self.first + whole, self.steps - whole, self.extra)
+
+
+class Form(NamedTuple):
+    """What a program is able to run besides a tail, whose shape it is compiled for. [Note: one program, one job]
+
+    Whole updates and the remainder of an execution run in different programs. Most executions have no remainder, so
+    their program holds the step only once. The other programs are compiled when the data first ends in such a way,
+    which no first step has to wait for.
+    """
+
+    updates: Literal["none", "any", "all"] = "none"
+    """Whether it runs whole updates: as many as the counts say, or as many as the slab has room for."""
+    turns: bool = False
+    """Whether it runs micro-batches that do not fill an update."""
+
+
+class Job(NamedTuple):
+    """What one launch runs of a slab."""
+
+    form: Form
+    counts: Counts
+    tail: Tree = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +90,13 @@ class Remainder:
     rows: int
     """Samples in a full micro-batch."""
     tail_rows: int
-    """Samples in the tail, or 0 if the program has no room for one."""
+    """Samples in the tail, or 0 if there is none."""
     updates: Number
     """The number of whole updates before it."""
+    first: Number
+    """The step at which it begins."""
     left: Number
     extra: Number
-    has_tail: Number
     samples: Number
     """The number of samples in it; 0 if nothing is left over."""
 
@@ -77,25 +105,10 @@ class Remainder:
         """What is left over of `counts` after updates of `size` steps."""
         updates = counts.steps // size if size > 1 else counts.steps
         left = counts.steps - updates * size if size > 1 else 0
-        samples = rows * (left * replicas + counts.extra) + tail_rows * counts.has_tail
+        first, samples = counts.first + updates * size, rows * (left * replicas + counts.extra) + tail_rows
         return cls(
-            size, replicas, strength, rows, tail_rows, updates, left, counts.extra, counts.has_tail, samples
+            size, replicas, strength, rows, tail_rows, updates, first, left, counts.extra, samples
         )  # fmt: skip
-
-    @property
-    def has_turns(self) -> bool:
-        """Whether full micro-batches can be left over."""
-        return self.size > 1 or self.replicas > 1
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether anything can be left over."""
-        return self.has_turns or self.tail_rows > 0
-
-    @property
-    def first(self) -> Number:
-        """The step at which it begins."""
-        return self.updates * self.size
 
     @property
     def turns(self) -> Number:

@@ -20,15 +20,14 @@ from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import Jaxpr
 
-from .arrays import fetch, own_column, row
+from .arrays import fetch, length, own_column, row
 from .compile import Function
 from .execution import Layout, run_execution
 from .loop import Loop
-from .loop_shape import loop_shape
-from .remainder import Counts
+from .loop_shape import loop_shape, prefers_known_length
+from .remainder import Counts, Form, Job
 
 
 class ReplicaLoop(Loop):
@@ -46,16 +45,22 @@ class ReplicaLoop(Loop):
         super().__init__(name, step.outcome, place, accumulation, live)
         self._step, self._spread = step, spread
 
-    def _counts(self, slab: Slab) -> np.ndarray:
-        replicas = self._place.replicas.count
-        if self._step.needs_all and replicas > 1 and (slab.count % replicas or slab.has_tail):
+    def _jobs(self, counts: Counts, slab: Slab) -> list[Job]:
+        replicas = self._place.replicas
+        if self._step.needs_all and replicas.count > 1 and (counts.extra or slab.tail is not None):
             raise ValueError(
                 f"The model's own `train_step` updates the weights on every replica, but {slab.steps} batches are left "
-                f"for {replicas} replicas, or the last one is smaller. Give a multiple of {replicas} equal batches."
+                f"for {replicas.count} replicas, or the last one is smaller. Give a multiple of {replicas.count} equal "
+                "batches."
             )
-        return super()._counts(slab)
+        size = self._accumulation.steps
+        whole, rest = counts.split(size)
+        full = prefers_known_length(replicas.platform) and whole.steps // size == length(slab.body) // size
+        jobs = [Job(Form("all" if full else "any"), whole)] if whole.steps else []
+        turns = bool(rest.steps or rest.extra)
+        return [*jobs, Job(Form(turns=turns), rest, slab.tail)] if turns or slab.tail is not None else jobs
 
-    def _execution(self, state: State, resident: Tree, slab: Slab) -> Function:
+    def _execution(self, state: State, resident: Tree, body: Tree, job: Job) -> Function:
         replicas, axes = self._place.replicas, self._spread.axes(state)
 
         def traced(run: Callable[[State, Tree], Any]) -> Any:
@@ -65,7 +70,7 @@ class ReplicaLoop(Loop):
                 run(self._spread.own_part(state), fetch(resident, row(row(body, 0), 0)))
 
             program = replicas.program(first, (axes, None, 1), None)
-            return jax.make_jaxpr(program)(state, resident, slab.body).jaxpr
+            return jax.make_jaxpr(program)(state, resident, body).jaxpr
 
         def equations() -> int:
             return _equations(traced(self._step.micro))
@@ -73,7 +78,8 @@ class ReplicaLoop(Loop):
         if self._outcome.check is not None and not self.programs:
             traced(self._outcome.check)
         step = replace(self._step, micro=rewrite(self._step.micro, replicas.platform))
-        layout = Layout(replicas, self._accumulation, loop_shape(replicas.platform, equations), self._live)
+        shape = loop_shape(job.form.updates == "all", equations)
+        layout = Layout(job.form, replicas, self._accumulation, shape, self._live)
         run = functools.partial(_on_replica, step, layout, self._spread)
         outputs = (1, None) if self._outcome.collect == "all" else None
         return replicas.program(run, (axes, None, 1, None, None), (outputs, axes))
@@ -118,7 +124,7 @@ def _on_replica(
     counts: Array,
     tail: Tree,
 ) -> tuple[Any, State]:
-    """An execution on one replica. Arrays that are split over replicas arrive with a replica axis of length one."""
+    """A program on one replica. Arrays that are split over replicas arrive with a replica axis of length one."""
     own = spread.own_part(state)
     value, new = run_execution(step, layout, own, resident, own_column(body), Counts.unpack(counts), tail)
     return value, spread.rejoin(new)

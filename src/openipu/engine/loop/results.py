@@ -34,12 +34,18 @@ class Collector:
     replicas: Replicas
     live: StepLogs | None
     """Receives the logs of each step while the execution runs."""
+    first: Number
+    """The first step that the program runs."""
     batches: Number
-    """The number of full batches in the execution, over all replicas."""
+    """The number of full batches up to its end, over all replicas."""
 
     def start(self, metrics: list[Array], result: Tree, of_tail: Tree, rows: int) -> Kept:
-        """Empty room for the results of `rows` steps, shaped like `result`, and of the tail, shaped like `of_tail`."""
-        return Kept(_room(self.outcome, result, of_tail, rows), self._nothing_told(metrics, result))
+        """Empty room for the results of `rows` steps, shaped like `result`, and of the tail, shaped like `of_tail`.
+
+        `result` is None if there are no full batches, and `of_tail` is None if there is no tail.
+        """
+        one = of_tail if result is None else result
+        return Kept(_room(self.outcome, result, of_tail, rows), self._nothing_told(metrics, one))
 
     def add(self, kept: Kept, index: Number | None, result: Tree, active: Number, metrics: list[Array]) -> Kept:
         """Add the results of step `index`, or of the tail if it is None. `active` says if this replica had data."""
@@ -49,7 +55,8 @@ class Collector:
             done = self.batches + 1 if index is None else jnp.minimum((index + 1) * count, self.batches)
             logs = self._logs(metrics, result, active)
             told = self.live.outlet.put(told, (done, logs), self.replicas.index(), self.replicas.is_first())
-        return Kept(_keep(self.outcome, kept.results, index, result, active), told)
+        place = None if index is None else index - self.first
+        return Kept(_keep(self.outcome, kept.results, place, result, active), told)
 
     def finish(self, kept: Kept) -> None:
         """Hand over the logs that still wait."""
@@ -90,8 +97,8 @@ def _room(outcome: Outcome, result: Tree, of_tail: Tree, rows: int) -> Tree:
     if outcome.collect == "none":
         return ()
     if outcome.collect == "last":
-        return zeros(result), jnp.zeros((), bool)
-    return zeros(result, rows), None if of_tail is None else zeros(of_tail)
+        return zeros(of_tail if result is None else result), jnp.zeros((), bool)
+    return None if result is None else zeros(result, rows), None if of_tail is None else zeros(of_tail)
 
 
 def _keep(outcome: Outcome, kept: Tree, index: Number | None, result: Tree, active: Number) -> Tree:

@@ -84,7 +84,7 @@ class Runner:
             [],
         )
         state = self.layout.spread(values_of(owners))
-        slab = Slab(0, count * self.place.replicas.count, body, None, False)
+        slab = Slab(0, count * self.place.replicas.count, body, None)
         [result], state = self.loop.execute(state, None, slab)
         assign(owners, self.layout.gather(state))
         return jax.tree.map(np.asarray, result.value[0])

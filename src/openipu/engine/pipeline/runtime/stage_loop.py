@@ -16,7 +16,7 @@ from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.loop.arrays import fetch, length, own_column, row, zeros
 from openipu.engine.loop.compile import Function
 from openipu.engine.loop.loop import Loop
-from openipu.engine.loop.remainder import Counts
+from openipu.engine.loop.remainder import Counts, Form, Job
 from openipu.engine.schedule.table_arrays import TableArrays, compile_table
 from openipu.engine.types import Array, Tree
 
@@ -47,13 +47,22 @@ class StageLoop(Loop):
         super().__init__(name, outcome, place, accumulation, live)
         self._spread, self._stages, self._pipelining = spread, stages, pipelining
 
-    def _execution(self, state: State, _resident: Tree, _slab: Slab) -> Function:
+    def _jobs(self, counts: Counts, slab: Slab) -> list[Job]:
+        """Everything but a tail in one program, because an incomplete update needs no second copy of the stages."""
+        everything = Form("any", turns=True)
+        if slab.tail is None:
+            return [Job(everything, counts)]
+        whole, rest = counts.split(self._accumulation.steps)
+        jobs = [Job(everything, whole)] if whole.steps else []
+        return [*jobs, Job(Form(turns=bool(rest.steps or rest.extra)), rest, slab.tail)]
+
+    def _execution(self, state: State, _resident: Tree, _body: Tree, job: Job) -> Function:
         replicas, specs = self._place.replicas, self._spread.specs(state)
 
         def run(state: State, resident: Tree, body: Tree, counts: Array, tail: Tree) -> tuple[Tree, State]:
             mine = own_column(body)
             own = self._spread.own_part(state)
-            execution = self._staged(own, resident, mine, tail)
+            execution = self._staged(job.form, own, resident, mine, tail)
             value, new = execution.run(own, resident, mine, Counts.unpack(counts), tail)
             return value, self._spread.rejoin(new)
 
@@ -82,8 +91,8 @@ class StageLoop(Loop):
 
         def execution(state: State, resident: Tree, body: Tree) -> Tree:
             own, mine = self._spread.own_part(state), own_column(body)
-            counts = Counts(*(jnp.asarray(count) for count in (length(mine), 0, False)))
-            staged = self._staged(own, resident, mine, None)
+            counts = Counts(*map(jnp.asarray, (0, length(mine), 0)))
+            staged = self._staged(Form("any", turns=True), own, resident, mine, None)
             staged = replace(staged, full=replace(staged.full, as_written=True))
             return staged.run(own, resident, mine, counts, None)
 
@@ -96,7 +105,7 @@ class StageLoop(Loop):
         last = traced(update) if self._spread.update is not None else 0.0
         return (whole - last) / replicas.each + last / self._accumulation.steps
 
-    def _staged(self, state: State, resident: Tree, body: Tree, tail: Tree) -> StagedExecution:
+    def _staged(self, form: Form, state: State, resident: Tree, body: Tree, tail: Tree) -> StagedExecution:
         """The execution, made from the shapes of what one device has."""
         pipelining = self._pipelining
         table = compile_table(pipelining.table(length(body)))
@@ -110,7 +119,10 @@ class StageLoop(Loop):
                 compile_table(pipelining.single_table()), state, jax.eval_shape(fetch, resident, tail)
             )
         count = pipelining.updates.steps if pipelining.training else int(table.forward.micro_batch.max()) + 1
-        return StagedExecution(self._outcome, self._spread, full, small, count, (result, small_result), self._live)
+        if form == Form():
+            result = None
+        results = (result, small_result)
+        return StagedExecution(form, self._outcome, self._spread, full, small, count, results, self._live)
 
     def _pipeline(self, table: TableArrays, state: State, batch: Tree) -> tuple[Pipeline, Tree]:
         """The pipeline for one table and one shape of micro-batch, and the shapes of the last stage's results."""

@@ -1,4 +1,4 @@
-"""What one execution of a pipelined model computes: updates, each of them one run through the schedule's table.
+"""What one program of a pipelined model computes: updates, each of them one run through the schedule's table.
 
 It counts in the same way as loop/execution.py. Leftover micro-batches go through the same table, which skips the
 missing ones. A smaller last batch goes through a table of its own.
@@ -7,14 +7,14 @@ missing ones. A smaller last batch goes through a table of its own.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.state import Outcome, State
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.loop.arrays import fetch, is_float, length, row, rows_of
-from openipu.engine.loop.remainder import Counts, Remainder
+from openipu.engine.loop.execution import begun
+from openipu.engine.loop.remainder import Counts, Form, Remainder
 from openipu.engine.loop.replica_state import agree
 from openipu.engine.loop.results import Collector, Kept
 from openipu.engine.types import Array, Tree
@@ -29,14 +29,15 @@ from .tick_state import Boxes, Flow, TickState
 from .ticks import Pipeline
 from .variable_store import listed, numbered
 
-Running = tuple[State, Kept, Boxes]
+Running = tuple[State, Kept, Boxes | None]
 """What goes from one update to the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedExecution:
-    """All that is known about an execution before it runs: its pipelines, and what to collect."""
+    """All that is known about a program before it runs: its pipelines, and what to collect."""
 
+    form: Form
     outcome: Outcome
     spread: StageLayout
     full: Pipeline
@@ -56,20 +57,25 @@ class StagedExecution:
         return self.spread.replicas
 
     def run(self, state: State, resident: Tree, body: Tree, counts: Counts, tail: Tree) -> tuple[Tree, State]:
-        """Run a slab on one device. Returns what the outcome asks for, and the new state."""
+        """Run steps of a slab on one device. Returns what the outcome asks for, and the new state."""
         replicas, outcome = self.replicas, self.outcome
-        begin = outcome.begin(state) if outcome.begin is not None else state
+        begin = begun(outcome, state, counts)
         strength = self.full.accumulation.strength(replicas.count)
         remainder = Remainder.of(
             counts, self.micro_batches, replicas.count, strength, rows_of(row(body, 0)), rows_of(tail)
         )  # fmt: skip
-        collector = Collector(outcome, replicas, self.live, counts.batches(replicas.count))
+        collector = Collector(outcome, replicas, self.live, counts.first, counts.batches(replicas.count))
         updates = _Updates(self, resident, body, tail, begin, remainder, collector)
 
-        kept = collector.start(begin.metrics, self.results[0], self.results[1], length(body))
+        rows = length(body) if self.form.updates != "none" else self.micro_batches
+        kept = collector.start(begin.metrics, self.results[0], self.results[1], rows)
         # The boxes are created once for all updates: filling that much memory with zeros takes as long as some steps.
-        first = begin, kept, self.full.boxes()
-        state, kept, _ = lax.fori_loop(0, remainder.updates + (remainder.samples > 0), updates.run, first)
+        running: Running = begin, kept, self.full.boxes() if self.form != Form() else None
+        if self.form.updates != "none":
+            running = lax.fori_loop(0, remainder.updates + (remainder.samples > 0), updates.run, running)
+        else:
+            running = updates.run(jnp.asarray(remainder.updates), running)
+        state, kept, _ = running
         collector.finish(kept)
         state = self._settle(state, begin)
         return collector.results(state, self._of_last_stage(kept.results)), state
@@ -109,17 +115,18 @@ class _Updates:
         training = spread.update is not None
         total = full.weights.packing.zeros(dtype=full.accumulation.dtype) if training else {}
         carry = TickState(total, numbered(state.non_trainable), state.metrics, kept)
-        carry, boxes = full.run(weights, optimizer, carry, self._flow(number, whole), boxes)
+        if boxes is not None:
+            carry, boxes = full.run(weights, optimizer, carry, self._flow(number, whole), boxes)
         if self.of.tail is not None:
-            run = partial(_run_once, self.of.tail, weights, optimizer, self._tail_flow(whole))
-            carry = lax.cond(self.remainder.has_tail & ~whole, run, lambda c: c, carry)
+            tail = self.of.tail
+            carry, _ = tail.run(weights, optimizer, carry, self._tail_flow(whole), tail.boxes())
         state = state._replace(non_trainable=listed(carry.state), metrics=carry.metrics)
         return (updated(spread, state, carry.total) if training else state), carry.kept, boxes
 
     def _flow(self, number: Array, whole: Array) -> Flow:
         """The full micro-batches of an update; `whole` says whether the update is complete."""
         remainder, size = self.remainder, self.of.micro_batches
-        first = number * size
+        first = self.collector.first + number * size
 
         def keep(kept: Kept, m: Array, result: Tree, active: Array, metrics: list[Array]) -> Kept:
             return self.collector.add(kept, first + m, result, active, metrics)
@@ -147,10 +154,6 @@ class _Updates:
     def _share(self, whole: Array, rows: int) -> Array:
         """How often each gradient of a micro-batch with `rows` rows counts."""
         return jnp.where(whole, _full_scale(self.of.full.accumulation), self.remainder.share(rows))
-
-
-def _run_once(pipeline: Pipeline, weights: Buffers, optimizer: list[Array], flow: Flow, carry: TickState) -> TickState:
-    return pipeline.run(weights, optimizer, carry, flow, pipeline.boxes())[0]
 
 
 def updated(spread: StageLayout, state: State, total: Buffers) -> State:
