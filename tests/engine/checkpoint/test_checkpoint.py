@@ -12,6 +12,7 @@ from pathlib import Path
 
 import openipu as ipu
 from openipu.engine.checkpoint import MANIFEST, Checkpoints
+from openipu.engine.checkpoint.folder import HOLDER, LOCK
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ import replication
 import zoo
 
 pytestmark = zoo.KERAS_WARNINGS
-TRAINEE = Path(__file__).parents[1] / "support" / "trainee.py"
+TRAINEE = Path(__file__).parents[2] / "support" / "trainee.py"
 X = np.random.default_rng(0).random((101, 6), np.float32)
 Y = (X.sum(1) > 3).astype(np.int32)
 STATE = {"weights": [np.arange(6.0).reshape(2, 3), np.ones(2, np.int8)], "step": 7, "rate": 0.1, "name": "größer"}
@@ -76,7 +77,7 @@ def test_the_newest_stay(tmp_path):
         checkpoints.save(step, {"step": step})
     checkpoints.close()
     assert checkpoints.all_steps() == [10, 100]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "100"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK, "10", "100"]
     assert checkpoints.restore({"step": 0}) == (100, {"step": 100})
     assert checkpoints.restore({"step": 0}, step=10) == (10, {"step": 10})
 
@@ -176,7 +177,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(checkpoints, caplog):
     [message] = [r.getMessage() for r in caplog.records if r.name == "openipu"]
     assert "Checkpoint 2 could not be saved" in message
     assert "Training continues; the newest checkpoint is 1." in message
-    assert [path.name for path in checkpoints.folder.iterdir()] == ["1"]
+    assert {path.name for path in checkpoints.folder.iterdir()} == {LOCK, HOLDER, "1"}
     assert checkpoints.restore(big)[0] == 1
     checkpoints.save(3, big, wait=True)
     assert checkpoints.restore(big)[0] == 3
@@ -190,7 +191,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert checkpoints.latest() is None
     checkpoints.save(7, STATE, wait=True)
     checkpoints.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["7", "mine.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK, "7", "mine.txt"]
 
 
 def test_folders_of_the_user_are_left_alone(tmp_path, caplog):
@@ -205,7 +206,7 @@ def test_folders_of_the_user_are_left_alone(tmp_path, caplog):
     for step in (11, 12, 3):
         checkpoints.save(step, STATE, wait=True)
     checkpoints.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*own, "12"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([LOCK, *own, "12"])
     assert all((tmp_path / name / "picture.png").exists() for name in own)
     assert "3 exists and is not a checkpoint" in caplog.text
 
