@@ -84,7 +84,7 @@ def _repair(cache: Cache) -> None:
             changed = entry.stat().st_mtime_ns
             incomplete = cache.max_bytes != UNLIMITED and not used.exists()
             new = incomplete or changed >= last_check
-            if not (_is_own(entry) if closed else _is_private(entry)) or (new and not _is_intact(entry)):
+            if not (_is_own(entry) if closed else is_private(entry)) or (new and not _is_intact(entry)):
                 entry.unlink()
             elif incomplete:
                 # Without it, JAX could add nothing to a cache of limited size.
@@ -133,7 +133,7 @@ def _usable(folder: Path) -> bool:
             "folder, or to off.", folder, error.strerror,
         )  # fmt: skip
         return False
-    if not _is_private(folder):
+    if not is_private(folder):
         _logger.warning(
             "Compiled programs are not kept, because others could put programs into %s. Run `chmod go-w` on it as its "
             "owner, or set OPENIPU_CACHE to a folder of your own, or to off.", folder,
@@ -142,7 +142,7 @@ def _usable(folder: Path) -> bool:
     return True
 
 
-def _is_private(path: Path) -> bool:
+def is_private(path: Path) -> bool:
     """Whether a file or folder belongs to this user or to root, and nobody else can write to it."""
     return _is_own(path) and not path.stat().st_mode & 0o022
 
