@@ -193,7 +193,7 @@ def _build_early(session: Session, x: Data, y: Data, sample_weight: Data, batch_
     model = session.model
     if not session.pipelined or is_built(model) or isinstance(x, Iterator):
         return
-    feed = make_feed(placement_on(session.strategy.system), 1, x, y, sample_weight, batch_size=batch_size)
+    feed = make_feed(placement_on(session.strategy.system), 1, x, y, sample_weight, batch_size=batch_size, told=True)
     build_for_predict(model, feed.source.first_batch)
 
 
