@@ -77,7 +77,7 @@ def test_the_newest_stay(tmp_path):
         checkpoints.save(step, {"step": step})
     checkpoints.close()
     assert checkpoints.all_steps() == [10, 100]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK, "10", "100"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "100"]
     assert checkpoints.restore({"step": 0}) == (100, {"step": 100})
     assert checkpoints.restore({"step": 0}, step=10) == (10, {"step": 10})
 
@@ -191,7 +191,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert checkpoints.latest() is None
     checkpoints.save(7, STATE, wait=True)
     checkpoints.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK, "7", "mine.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["7", "mine.txt"]
 
 
 def test_folders_of_the_user_are_left_alone(tmp_path, caplog):
@@ -206,7 +206,7 @@ def test_folders_of_the_user_are_left_alone(tmp_path, caplog):
     for step in (11, 12, 3):
         checkpoints.save(step, STATE, wait=True)
     checkpoints.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([LOCK, *own, "12"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*own, "12"])
     assert all((tmp_path / name / "picture.png").exists() for name in own)
     assert "3 exists and is not a checkpoint" in caplog.text
 

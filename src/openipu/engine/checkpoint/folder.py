@@ -48,7 +48,8 @@ class FolderLock:
         """Take the lock of a folder that exists. Raises `InUseError` if somebody else has it."""
         if self.held:
             raise InUseError(_in_use(self._folder))
-        self._lock = filelock.FileLock(self._folder / LOCK, timeout=0, thread_local=False)
+        # Not 0: a file that its last holder has just removed takes a second attempt.
+        self._lock = filelock.FileLock(self._folder / LOCK, timeout=0.2, thread_local=False)
         try:
             self._lock.acquire()
         except filelock.Timeout:
@@ -68,11 +69,12 @@ class FolderLock:
             (self._folder / HOLDER).write_text(json.dumps(holder), encoding="utf-8")
 
     def release(self) -> None:
-        """Let others save in the folder."""
+        """Let others save in the folder, and leave no files behind."""
         if not self.held:
             return
-        with suppress(OSError):
-            (self._folder / HOLDER).unlink()
+        for file in (HOLDER, LOCK):
+            with suppress(OSError):
+                (self._folder / file).unlink()
         if self._lock is not None:
             self._lock.release()
         self._lock, self.held = None, False
