@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from openipu import _validate as validate
-from openipu.engine.checkpoint import Checkpoints
+from openipu.engine.checkpoint import Checkpoints, refuse_foreign, unusable, why
 from openipu.engine.core.model_state import assign, values_of, variables_of
 from openipu.engine.core.state import Logs, State
 from openipu.engine.data import position as positions
@@ -27,6 +27,8 @@ log = logging.getLogger("openipu")
 
 COUNTERS = ("best", "best_epoch", "cooldown_counter", "stopped_epoch", "wait")
 """The attributes by which EarlyStopping, ReduceLROnPlateau and ModelCheckpoint make their decisions."""
+_LIKE_FIT: Final = {"epoch": 0, "ended": False, "position": "", "history": "", "callbacks": ""}
+"""The part of a checkpoint that is neither state nor logs, with values of the right types."""
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -46,6 +48,8 @@ class Checkpoint(keras.callbacks.Callback):
         every_seconds: If given, the minimum time between checkpoints.
         max_share: The share of the time that writing may take. If executions are so short that writing would take a
             larger share, the next checkpoint waits. 1 sets no limit.
+        required: Whether `fit` raises an error when it begins and nothing can be saved in `dir`: because it is a file,
+            read-only, or on a full disk. If False, it trains without checkpoints until one can be saved.
     """
 
     def __init__(
@@ -55,10 +59,12 @@ class Checkpoint(keras.callbacks.Callback):
         keep: int | None = 5,
         every_seconds: float | None = None,
         max_share: float = 0.03,
+        required: bool = True,
     ) -> None:
         super().__init__()
         folder = validate.path("dir", dir)
         self._every = validate.count("every_n_executions", every_n_executions)
+        self._required = validate.flag("required", required)
         self._checkpoints = Checkpoints(folder, keep=keep, every_seconds=every_seconds, max_share=max_share)
         self._epoch, self._waiting = 0, 0
         self._pending: Callable[[], None] | None = None
@@ -77,7 +83,7 @@ class Checkpoint(keras.callbacks.Callback):
     # --- what Keras calls
 
     def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002
-        """Resume from the newest intact checkpoint, if there is one."""
+        """Take the folder for this run, and resume from its newest intact checkpoint, if there is one."""
         session = getattr(self.model, "_ipu_session", None)
         if session is None:
             raise ValueError(
@@ -86,9 +92,11 @@ class Checkpoint(keras.callbacks.Callback):
             )
         if session.keeper is not None:
             raise ValueError("`fit` was given two `Checkpoint` callbacks, but a run resumes from one folder. Give one.")
+        if self._checkpoints.latest() is None:
+            refuse_foreign("`dir`", self._checkpoints.folder)
+        self._open()
         session.keeper = self
         self._waiting, self._pending = 0, None
-        self._checkpoints.wait()
         if self._checkpoints.latest() is not None:
             session.resume = self._restore()
 
@@ -117,6 +125,17 @@ class Checkpoint(keras.callbacks.Callback):
 
     # --- saving and restoring
 
+    def _open(self) -> None:
+        """Take the folder, unless nothing can be saved in it and that is allowed."""
+        folder = self._checkpoints.folder
+        size = sum(variable.nbytes for part in values_of(variables_of(self.model, "train")) for variable in part)
+        try:
+            self._checkpoints.open(size)
+        except OSError as error:
+            if self._required:
+                raise unusable("`dir`", folder, error) from None
+            log.warning("Nothing can be saved in %s: %s. Training begins without checkpoints.", folder, why(error))
+
     def _fit(self, position: Position, ended: bool) -> dict[str, Any]:
         """The part of a checkpoint that is neither state nor logs."""
         history = self.model.history
@@ -132,20 +151,22 @@ class Checkpoint(keras.callbacks.Callback):
         """The newest intact checkpoint. It is also loaded into the model, for callbacks that read it before it runs."""
         owners = variables_of(self.model, "train")
         like = _tree(values_of(owners), "trainable", "non_trainable", "optimizer")
-        step, tree = self._checkpoints.restore(like | {"fit": None, "logs": None, "metrics": None})
-        metrics = [tree["metrics"][str(i)] for i in range(len(tree["metrics"]))]
-        if len(metrics) != len(owners.metrics):
-            raise ValueError(
-                f"The checkpoint of step {step} in {self._checkpoints.folder} has {len(metrics)} metric variables, but "
-                f"the model has {len(owners.metrics)}. Compile it with the same metrics, or use another folder."
-            )
-        state = State(tree["trainable"], tree["non_trainable"], tree["optimizer"], metrics)
-        assign(owners, state)
-        fit = tree["fit"]
-        self._pending = partial(self._put_back, json.loads(fit["history"]), json.loads(fit["callbacks"]))
-        resume = ResumePoint(
-            fit["epoch"], fit["ended"], Position.from_json(fit["position"]), state, tree["logs"], self._resumed
+        step, tree = self._checkpoints.restore(like | {"fit": _LIKE_FIT, "logs": None, "metrics": None})
+        metrics = _metrics(
+            tree["metrics"], owners.metrics, f"The checkpoint of step {step} in {self._checkpoints.folder}"
         )
+        state = State(tree["trainable"], tree["non_trainable"], tree["optimizer"], metrics)
+        fit = tree["fit"]
+        try:
+            position, history, callbacks = _parsed(fit)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"The checkpoint of step {step} in {self._checkpoints.folder} has contents that `Checkpoint` does not "
+                f"write ({type(error).__name__}: {error}). Use another folder, or move this checkpoint elsewhere."
+            ) from error
+        assign(owners, state)
+        self._pending = partial(self._put_back, history, callbacks)
+        resume = ResumePoint(fit["epoch"], fit["ended"], position, state, tree["logs"], self._resumed)
         log.info(
             "%s: resumes from the checkpoint of step %d in %s: epoch %d, step %d",
             self.model.name, step, self._checkpoints.folder, resume.epoch + 1, resume.position.done,
@@ -169,6 +190,34 @@ class Checkpoint(keras.callbacks.Callback):
         running = self.model._ipu_session.callbacks
         kinds = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau, keras.callbacks.ModelCheckpoint)
         return [c for c in running.callbacks if isinstance(c, kinds)] if running else []
+
+
+def _metrics(saved: dict[str, Any], owners: list[Any], where: str) -> list[Any]:
+    """The saved values of metric variables, in order. With replicas, each has one more axis."""
+    metrics = [saved[str(i)] for i in range(len(saved)) if str(i) in saved]
+    if len(metrics) != len(owners):
+        raise ValueError(
+            f"{where} has {len(metrics)} metric variables, but the model has {len(owners)}. Compile it with the same "
+            "metrics, or use another folder."
+        )
+    for value, variable in zip(metrics, owners, strict=True):
+        shape = tuple(variable.shape)
+        if np.shape(value) != shape and np.shape(value)[1:] != shape:
+            raise ValueError(
+                f"{where} has a metric variable of shape {list(np.shape(value))}, where {variable.path!r} has shape "
+                f"{list(shape)}. Compile the model with the same metrics, or use another folder."
+            )
+    return metrics
+
+
+def _parsed(fit: dict[str, Any]) -> tuple[Position, dict[str, Any], list[dict[str, float]]]:
+    """The position, the history, and the counters of callbacks that `Checkpoint._fit` has saved."""
+    history, callbacks = json.loads(fit["history"]), json.loads(fit["callbacks"])
+    if not isinstance(history["epoch"], list) or not isinstance(history["history"], dict):
+        raise TypeError("`history` is not a history")
+    if not isinstance(callbacks, list) or not all(isinstance(counters, dict) for counters in callbacks):
+        raise TypeError("`callbacks` is not a list of counters")
+    return Position.from_json(fit["position"]), history, callbacks
 
 
 def _counters(callback: keras.callbacks.Callback) -> dict[str, float]:

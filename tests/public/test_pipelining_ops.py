@@ -64,3 +64,33 @@ def test_output_of_an_optimizer_function(given: dict[str, Any], error: type[Exce
     assert (made.opt, made.loss, made.variables) == (right["opt"], right["loss"], None)
     with pytest.raises(error, match=words):
         ipu.ops.pipelining_ops.OptimizerFunctionOutput(**right | given)
+
+
+def test_arguments_of_apply_gradients_have_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    right = {"opt": keras.optimizers.SGD(), "loss": ops.ones(())}
+    ipu.ops.pipelining_ops.OptimizerFunctionOutput(**right, apply_gradients_args=(), apply_gradients_kwargs={})
+    assert caplog.text == ""
+    for _ in range(2):
+        ipu.ops.pipelining_ops.OptimizerFunctionOutput(
+            **right, apply_gradients_args=(1,), apply_gradients_kwargs={"name": "a"}
+        )
+    [message] = [record.getMessage() for record in caplog.records]
+    assert message.startswith("No effect here: apply_gradients_args (Keras' optimizers take only gradients")
+    assert "apply_gradients_kwargs (" in message
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "offload_weight_update_variables",
+        "offload_activations",
+        "offload_gradient_accumulation_buffers",
+        "offload_weights",
+        "replicated_weight_sharding",
+        "gradient_accumulation_for_captured_grads",
+    ],
+)
+@pytest.mark.parametrize("value", ["yes", 1, [True]])
+def test_switches_of_a_pipeline_are_true_or_false(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"`{name}` is .* Give True or False"):
+        ipu.ops.pipelining_ops.pipeline([lambda x: x] * 2, 4, inputs=[1.0], **{name: value})

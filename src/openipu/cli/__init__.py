@@ -1,17 +1,44 @@
 """The `openipu` command. Keras and JAX are loaded inside the commands, so that `--help` is fast."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(
+from .terminal import mend_environment
+
+
+class _App(typer.Typer):
+    """The command, in any terminal."""
+
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        mend_environment()
+        return super().__call__(*arguments, **settings)
+
+
+app = _App(
     name="openipu",
-    help="Keras models the IPU way: whole training loops compiled into one program.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from openipu import __version__
+
+        typer.echo(f"openipu {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Keras models the IPU way: whole training loops compiled into one program."""
 
 
 # The functions are not named like their commands, because the modules that do the work have those names.
@@ -31,25 +58,27 @@ def train_mnist(
     ] = None,
 ) -> None:
     """Train the tutorial CNN on MNIST and compare its speed with plain Keras."""
-    from rich.console import Console
+    from .terminal import fail, make_console
 
-    console = Console()
+    console = make_console()
     with console.status("Loading Keras and JAX ..."):
         from .mnist import Options, run
     try:
         run(Options(epochs, batch_size, steps_per_execution, ipus, compare, samples), console)
-    except ValueError as error:
-        # A mistake of the user: the message has the numbers and the remedy, and a traceback would hide it.
-        Console(stderr=True).print(f"[bold red]Error:[/] {error}", highlight=False)
-        raise typer.Exit(2) from error
+    except ValueError as error:  # a mistake of the user
+        fail(error, 2)
 
 
 @app.command("info")
 def show_info() -> None:
     """Show versions, devices, options and folders, for example for a bug report."""
     from .info import run
+    from .terminal import fail
 
-    run()
+    try:
+        run()
+    except OSError as error:  # the output cannot be written
+        fail(error, 1)
 
 
 @app.command("schedule")
@@ -69,14 +98,10 @@ def show_schedule(
     ] = None,
 ) -> None:
     """Show which device does what, and when: the table of a pipeline schedule, its bubble and its memory."""
-    from rich.console import Console
-    from rich.markup import escape
-
     from .schedule import Options, run
+    from .terminal import fail
 
     try:
         run(Options(name, stages, micro_batches, devices, not inference, svg))
     except (ValueError, NotImplementedError, OSError) as error:
-        # Lists in square brackets are part of the message.
-        Console(stderr=True).print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from error
+        fail(error, 2)

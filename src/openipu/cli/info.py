@@ -1,14 +1,28 @@
-"""`openipu info`: versions, devices, options and folders."""
+"""`openipu info`: versions, devices, options and folders.
 
+It is what people run when something is wrong, so it must not fail for the reason that it is to report. Whatever cannot
+be found out is a row that says why. Keras and JAX are asked in a process of their own: XLA ends a process whose
+XLA_FLAGS it does not know.
+"""
+
+import json
 import os
 import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import openipu
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from .terminal import make_console
 
 if TYPE_CHECKING:
     from openipu.settings.cache_folder import Cache
@@ -16,18 +30,46 @@ if TYPE_CHECKING:
 _REQUIRED: Final = ("keras", "jax", "jaxlib", "numpy", "orbax-checkpoint")
 _OPTIONAL: Final = ("grain", "tensorflow", "torch")
 _PREFIXES: Final = ("OPENIPU_", "KERAS_", "JAX_", "XLA_", "TF_POPLAR_", "POPLAR_", "CUDA_VISIBLE")
+_PROBE_SECONDS: Final = 120
+_PROBE: Final = """
+import json, sys
+import openipu
+
+def backend():
+    import keras
+    return keras.config.backend()
+
+def devices():
+    import jax
+    found = jax.devices()
+    kinds = ", ".join(dict.fromkeys(device.device_kind for device in found))
+    return f"{len(found)} x {found[0].platform} ({kinds})"
+
+def answer(ask):
+    try:
+        return ask()
+    except Exception as error:
+        return f"problem: {type(error).__name__}: {error}"
+
+print(json.dumps({"Keras backend": answer(backend), "devices": answer(devices)}))
+"""
+"""What the other process runs. The last line that it prints is a JSON object."""
 
 
 def run(console: Console | None = None) -> None:
     """Print a table of everything that decides how a program runs on this machine."""
-    console = console or Console()
+    console = console or make_console()
+    rows = versions() | machine() | options() | environment()
+    longest = max(map(len, rows))
+    if not console.is_terminal:
+        for name, value in rows.items():
+            console.print(Text(f"{name:<{longest}}  {value}".rstrip()), soft_wrap=True)
+        return
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for section in (versions(), machine(), options(), environment()):
-        for name, value in section.items():
-            table.add_row(name, value)
-        table.add_section()
+    for name, value in rows.items():
+        table.add_row(Text(name), Text(value))  # values may have square brackets
     console.print(table)
 
 
@@ -35,7 +77,7 @@ def versions() -> dict[str, str]:
     """The installed versions. Packages are looked up, not loaded."""
     found = {"OpenIPU": openipu.__version__, "Python": platform.python_version()}
     for name in _REQUIRED + _OPTIONAL:
-        found[name] = _version(name)
+        found[name] = _or_problem(partial(_version, name))
     return found
 
 
@@ -48,19 +90,43 @@ def _version(name: str) -> str:
     return "not installed" + (" (optional)" if name in _OPTIONAL else "")
 
 
+def _or_problem(ask: Callable[[], str]) -> str:
+    """The answer to a question, or why there is none."""
+    try:
+        return ask()
+    except Exception as error:
+        return _problem(f"{type(error).__name__}: {error}")
+
+
+def _problem(why: str) -> str:
+    return f"problem: {' '.join(why.split())}"
+
+
 def machine() -> dict[str, str]:
     """The devices that programs can run on."""
-    import jax
-    import keras
-
-    devices = jax.devices()
-    kinds = ", ".join(dict.fromkeys(device.device_kind for device in devices))
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "Keras backend": keras.config.backend(),
-        "devices": f"{len(devices)} x {devices[0].platform} ({kinds})",
-        "CPU cores": str(usable_cores()),
+        **_probe(),
+        "CPU cores": _or_problem(lambda: str(usable_cores())),
     }
+
+
+def _probe() -> dict[str, str]:
+    """What Keras and JAX say in a process of their own."""
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", _PROBE], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            errors="replace", timeout=_PROBE_SECONDS, check=False,
+        )  # fmt: skip
+        if result.returncode == 0:
+            answers: dict[str, str] = json.loads(result.stdout.splitlines()[-1])
+            return answers
+        lines = [line for line in result.stderr.splitlines() if line.strip()]
+        # XLA's last words begin with the time and the place in its source.
+        why = lines[-1].rpartition("] ")[2] if lines else f"the process ended with code {result.returncode}"
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
+        why = f"{type(error).__name__}: {error}"
+    return {"Keras and JAX": _problem(why)}
 
 
 def usable_cores() -> int:
@@ -77,19 +143,42 @@ def options() -> dict[str, str]:
     from openipu.settings.environment import environment as asked
 
     effective = sum(option.no_effect is None for option in config.OPTIONS.values())
-    found = {
+    problems: dict[str, str] = {}
+    try:
+        env = asked()
+        given, no_effect = env.executable_cache, env.without_effect
+    except ValueError as error:
+        given, no_effect = None, {}
+        problems = {"environment": _problem(str(error))}
+    return {
         "IPUConfig": f"{len(config.OPTIONS)} options, {effective} take effect (list: python -m openipu.settings)",
-        "cache folder": _describe(choose(asked().executable_cache)),
+        "cache folder": _or_problem(lambda: _describe(choose(given))),
+        **problems,
+        **{f"{name} has no effect": why for name, why in no_effect.items()},
     }
-    return found | {f"{name} has no effect": why for name, why in asked().without_effect.items()}
 
 
 def _describe(cache: "Cache | None") -> str:
     if cache is None:
         return "off"
-    used = sum(path.stat().st_size for path in cache.folder.glob("**/*") if path.is_file())
+    used = sum(path.stat().st_size for path in cache.folder.glob("*-cache"))
     limit = f"at most {cache.max_bytes >> 20} MiB" if cache.max_bytes >= 0 else "unlimited"
-    return f"{cache.folder} ({used >> 20} MiB, {limit})"
+    unusable = _unusable(cache.folder)
+    return f"{cache.folder} ({used >> 20} MiB, {limit})" + (f" {_problem(unusable)}" if unusable else "")
+
+
+def _unusable(folder: Path) -> str | None:
+    """Why nothing can be kept in a folder, which need not exist yet; None if it can."""
+    from openipu.engine.devices.program_cache import is_private
+
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        return f"{there} is not a folder"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"{there} cannot be written to"
+    if there == folder.absolute() and not is_private(folder):
+        return "others can write to it, so it is not used"
+    return None
 
 
 def environment() -> dict[str, str]:

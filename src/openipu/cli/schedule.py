@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,11 @@ from rich.console import Console
 from rich.table import Table as Columns
 from rich.text import Text
 
+from .terminal import make_console
+
+_MOST_STAGES: Final = 128
+_MOST_ACTIONS: Final = 20_000
+_MOST_CELLS: Final = 200_000
 _ACTION: Final = re.compile(r"([FB])\d+:(\d+)")
 _COLOURS: Final = {"F": (117, 75, 69, 33), "B": (222, 215, 208, 202)}
 """Terminal colours (of 256) by micro-batch: blue for forward passes, orange for backward passes."""
@@ -32,13 +38,14 @@ class Options:
 
 def run(options: Options, console: Console | None = None) -> None:
     """Print everything about one table, and write a picture if requested."""
-    console = console or Console(highlight=False)
+    console = console or make_console()
     schedule = schedules.by_name(options.name)
     devices = None if options.devices is None else parse_devices(options.devices)
+    check_size(schedule, options, devices)
     table = schedules.validate(schedule.table(options.stages, options.micro_batches, devices, options.training))
     # Lines in a file or a pipe are not cut, so that other programs can read them.
     for line in schedules.render(table, width=console.width if console.is_terminal else None):
-        console.print(coloured(line), soft_wrap=True)
+        console.print(coloured(line) if console.color_system else Text(line), soft_wrap=True)
     console.print()
     console.print(_summary(table), soft_wrap=True)
     console.print()
@@ -47,6 +54,31 @@ def run(options: Options, console: Console | None = None) -> None:
         title = type(schedule).__name__ + ("" if options.training else ", inference")
         options.svg.write_text(schedules.svg(table, title), encoding="utf-8")
         console.print(f"\nPicture: {options.svg}", soft_wrap=True)
+
+
+def check_size(schedule: schedules.Schedule, options: Options, devices: Sequence[int] | None) -> None:
+    """Raise if a table is too large to be made and read within a second or two. It would only repeat itself."""
+    stages, micro_batches = options.stages, options.micro_batches
+    rows = max(devices or [stages - 1]) + 1
+    if max(stages, rows) > _MOST_STAGES:
+        raise ValueError(
+            f"A table of {stages} stages on {rows} devices is too large to show. Use at most {_MOST_STAGES} of each."
+        )
+    actions = stages * micro_batches * (2 if options.training else 1)
+    if actions > _MOST_ACTIONS or _cells(schedule, options, devices, rows, actions) > _MOST_CELLS:
+        raise ValueError(
+            f"{stages} stages and {micro_batches} micro-batches make a table of {actions} actions, which is too large "
+            "to show. Use fewer micro-batches: the pattern repeats."
+        )
+
+
+def _cells(
+    schedule: schedules.Schedule, options: Options, devices: Sequence[int] | None, rows: int, actions: int
+) -> int:
+    """About how many cells a table has, empty ones included."""
+    if isinstance(schedule, schedules.Grouped | schedules.Interleaved | schedules.Sequential):
+        return rows * actions // schedule.overlap(options.stages, devices, options.training)
+    return actions
 
 
 def parse_devices(text: str) -> list[int]:

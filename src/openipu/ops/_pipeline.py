@@ -98,6 +98,7 @@ def pipeline(
     if current() is not None:
         raise NotInProgram
     validate.function("optimizer_function", optimizer_function, optional=True)
+    validate.flag("gradient_accumulation_for_captured_grads", gradient_accumulation_for_captured_grads)
     training = optimizer_function is not None
     stages, pipelining = arguments(training, **{option: given[option] for option in OPTIONS})
     repeats = validate.count("repeat_count", repeat_count)

@@ -31,12 +31,20 @@ def choose(executable_cache_path: Path | None = None) -> Cache | None:
     if asked.lower() == "off":
         return None
     if asked:
-        return Cache(Path(asked).expanduser())
+        return Cache(expanded(asked, "OPENIPU_CACHE"))
     base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     try:
         return Cache(base.expanduser() / "openipu" / "xla" / _machine())
     except RuntimeError:  # this user has no home folder
         return None
+
+
+def expanded(path: str, name: str) -> Path:
+    """A path from the variable or flag `name`, in which ~ means a home folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{name} is {path!r}, but there is no such home folder. Write the whole path.") from None
 
 
 def _machine() -> str:

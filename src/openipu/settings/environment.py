@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from .cache_folder import expanded
+
 _FEED: Final = "data always comes from the given dataset"
 _DEVICE: Final = "XLA devices never have to be waited for"
 _THREADS: Final = "XLA and the feeds choose their own threads"
@@ -72,7 +74,7 @@ def environment() -> Environment:
     return Environment(
         use_ipu_model=_truth("use_ipu_model", flags),
         use_on_demand=_truth("use_on_demand", flags),
-        executable_cache=Path(cache).expanduser() if cache is not None else None,
+        executable_cache=None if cache is None else expanded(cache, "--executable_cache_path"),
         engine_options=_engine_options(os.environ.get("POPLAR_ENGINE_OPTIONS", "")),
         without_effect=no_effect,
     )

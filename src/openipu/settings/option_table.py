@@ -173,7 +173,9 @@ _TABLE: Final = (
         "The order in which the devices of a system are used, seen as a grid with two columns. ZIGZAG and AUTO: 0, 1, "
         "2, 3. SNAKE: 0, 1, 3, 2. HOOF: 0, 2, 3, 1. It matters if some links between devices are faster than others."),
     Option("serialization_output_folder", str, "",
-        "A folder into which the text of every compiled program is written; empty for none."),
+        "A folder into which the text of every compiled program is written; empty for none. Files are never replaced: "
+        "a program that differs from those of earlier runs gets the next number, and one that is the same adds no "
+        "file."),
     _poplar_options("slices", "slices and embedding lookups"),
 )
 # fmt: on

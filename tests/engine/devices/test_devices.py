@@ -2,57 +2,19 @@
 
 import itertools
 import os
-import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 from openipu.config import DeviceConnectionType, IPUConfig, SelectionOrder, reset_ipu_configuration
-from openipu.engine.devices import program_cache, systems
-from openipu.settings import cache_folder
+from openipu.engine.devices import systems
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from configuration import unconfigured  # noqa: F401 - a fixture of this module
-
-
-def in_a_new_process(script: str, tmp_path: Path, **environment: str) -> str:
-    """Run a script that has `ipu`, `devices`, `jax` and `configure(**options)`, and give what it prints."""
-    prelude = """
-        import openipu as ipu
-
-        def configure(**options):
-            config = ipu.config.IPUConfig()
-            for name, value in options.items():
-                setattr(config, name, value)
-            config.configure_ipu_system()
-            from openipu.engine.devices import systems
-            return systems.system()
-
-        def total(system):
-            import numpy as np, jax
-            from jax.sharding import Mesh, PartitionSpec as P
-            mesh = Mesh(np.array(system.devices), "replica")
-            add = jax.shard_map(lambda x: jax.lax.psum(x, "replica"), mesh=mesh, in_specs=P("replica"), out_specs=P())
-            return jax.jit(add)(np.arange(len(system.devices), dtype="float32")).item()
-    """
-    inherited = {name: value for name, value in os.environ.items() if name != "TF_POPLAR_FLAGS"}
-    inherited["XLA_FLAGS"] = re.sub(r"--xla_force_host_platform_device_count=\d+", "", inherited.get("XLA_FLAGS", ""))
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(prelude) + textwrap.dedent(script)],
-        env={**inherited, "OPENIPU_CACHE": str(tmp_path / "cache"), "JAX_PLATFORMS": "cpu", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
+from new_process import in_a_new_process
 
 # Numbers of devices, in every order of events
 
@@ -375,129 +337,3 @@ def test_xla_sees_its_options_before_anything_is_compiled(options: dict[str, str
     ):
         configure(compilation_poplar_options=options)
     assert systems.configured() is None
-
-
-# The cache of compiled programs
-
-COMPILE = """
-    import jax, jax.numpy as jnp
-    from openipu.engine.devices import program_cache, systems
-    program_cache.MIN_COMPILE_SECONDS = 0  # however fast the machine is
-    systems.system()
-    body = lambda c, _: (jnp.sort(jnp.tanh(c @ c)), c.sum())
-    jax.jit(lambda x: jax.lax.scan(body, x, None, length=9))(jnp.ones((30, 30)))
-    print(jax.config.jax_compilation_cache_dir, jax.config.jax_compilation_cache_max_size)
-"""
-
-
-def entries(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in folder.rglob("*-cache")}
-
-
-def test_programs_are_kept_in_the_users_cache_folder(tmp_path: Path) -> None:
-    environment = {"OPENIPU_CACHE": "", "XDG_CACHE_HOME": str(tmp_path)}
-    folder, limit = in_a_new_process(COMPILE, tmp_path, **environment).split()
-    assert Path(folder).parent == tmp_path / "openipu" / "xla"
-    assert int(limit) == cache_folder.MAX_BYTES
-    kept = entries(tmp_path)
-    assert kept
-    in_a_new_process(COMPILE, tmp_path, **environment)
-    assert entries(tmp_path) == kept
-
-
-def test_a_cache_that_the_user_gave_to_jax_is_left_alone(tmp_path: Path) -> None:
-    environment = {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "own"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "9",
-    }
-    folder, limit = in_a_new_process(COMPILE, tmp_path, **environment).split()
-    assert (folder, limit) == (str(tmp_path / "own"), "-1")
-    assert entries(tmp_path) == {}
-
-
-def test_which_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("OPENIPU_CACHE", "off")
-    assert cache_folder.choose() is None
-    assert cache_folder.choose(tmp_path) == cache_folder.Cache(tmp_path, cache_folder.UNLIMITED)
-    monkeypatch.setenv("OPENIPU_CACHE", "~/programs")
-    assert cache_folder.choose() == cache_folder.Cache(Path.home() / "programs", cache_folder.MAX_BYTES)
-
-
-def test_turning_the_cache_on_and_off_in_one_process(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def folder() -> str | None:
-        reset_ipu_configuration()
-        configure()
-        chosen: str | None = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-        return chosen
-
-    assert folder() == str(tmp_path / "cache")
-    monkeypatch.setenv("TF_POPLAR_FLAGS", f"--executable_cache_path={tmp_path / 'given'}")
-    assert folder() == str(tmp_path / "given")
-    monkeypatch.delenv("TF_POPLAR_FLAGS")
-    monkeypatch.setenv("OPENIPU_CACHE", "off")
-    assert folder() is None
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("OPENIPU_CACHE", str(tmp_path / "file" / "below"))
-    assert folder() is None
-    assert "cannot be written to" in caplog.text
-
-
-def test_a_half_written_cache_entry_is_removed(tmp_path: Path) -> None:
-    """A process killed while it writes an entry must not keep later ones from using the cache."""
-    (tmp_path / "jit_f-00-cache").write_bytes(b"half")
-    (tmp_path / "jit_g-00-cache").write_bytes(b"whole")
-    (tmp_path / "jit_g-00-atime").write_bytes(b"12345678")
-    program_cache._repair(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["jit_g-00-atime", "jit_g-00-cache"]
-
-
-def planted(folder: Path, name: str, mode: int = 0o600, owner: int | None = None) -> Path:
-    """An entry of the cache, as it would be there after somebody wrote it."""
-    (folder / f"{name}-atime").write_bytes(b"12345678")
-    entry = folder / f"{name}-cache"
-    entry.write_bytes(b"code")
-    entry.chmod(mode)
-    if owner is not None:
-        os.chown(entry, owner, -1)
-    return entry
-
-
-def test_a_cache_that_others_can_write_to_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tmp_path.chmod(0o777)
-    assert not program_cache._usable(tmp_path)
-    assert "others could put programs into" in caplog.text
-    tmp_path.chmod(0o755)
-    assert program_cache._usable(tmp_path)
-
-
-def test_entries_that_others_could_have_written_are_removed(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    mine, open_to_all = planted(tmp_path, "mine"), planted(tmp_path, "open", 0o666)
-    program_cache._repair(tmp_path)
-    assert mine.exists()
-    assert not open_to_all.exists()
-    tmp_path.chmod(0o700)
-    shared = planted(tmp_path, "shared", 0o664)  # what a umask of 002 makes
-    program_cache._repair(tmp_path)
-    assert shared.exists()
-
-
-@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can give files away")
-def test_what_belongs_to_somebody_else_is_not_used(tmp_path: Path) -> None:
-    theirs = planted(tmp_path, "theirs", owner=12345)
-    program_cache._repair(tmp_path)
-    assert not theirs.exists()
-    os.chown(tmp_path, 12345, -1)
-    assert not program_cache._usable(tmp_path)
-
-
-def test_no_home_folder_means_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    def homeless(_: Path) -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("OPENIPU_CACHE", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "expanduser", homeless)
-    assert cache_folder.choose() is None

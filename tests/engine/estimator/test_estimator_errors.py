@@ -6,6 +6,7 @@ import resource
 from dataclasses import replace
 
 import openipu as ipu
+from openipu.engine.checkpoint import Checkpoints
 from openipu.estimator import (
     EstimatorSpec,
     IPUEstimator,
@@ -322,9 +323,15 @@ def test_a_full_disk_ends_no_training(tmp_path, caplog):
     one = estimator(tmp_path, iterations=1, save_summary_steps=1)
     one.train(looped(), steps=1)
     before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50, hard))
+
+    class Fills(SessionRunHook):
+        def begin(self):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (50, hard))
+
     try:
-        one.train(looped(), steps=30)
+        one.train(looped(), steps=30, hooks=[Fills()])
+        with pytest.raises(OSError, match=r"`model_dir` is '.*', where nothing can be saved: .* Make room on the disk"):
+            one.train(looped(), steps=30)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
     said = [
@@ -333,6 +340,67 @@ def test_a_full_disk_ends_no_training(tmp_path, caplog):
     assert [message.split(" could")[0] for message in said] == ["Event files", "Checkpoint 31"], "each once"
     one.train(looped(), steps=1)
     assert one.latest_checkpoint() == str(tmp_path / "checkpoints" / "2"), "and all is well again"
+
+
+def test_one_process_trains_at_a_time(tmp_path):
+    one = estimator(tmp_path)
+
+    class Other(SessionRunHook):
+        def after_run(self, run_context, run_values):  # noqa: ARG002
+            estimator(tmp_path).train(looped(), steps=4)
+
+    with pytest.raises(RuntimeError, match=rf"{tmp_path / 'checkpoints'} is in use: another run of this process"):
+        one.train(looped(), steps=4, hooks=[Other()])
+    one.train(looped(), steps=4)
+    holder = Checkpoints(tmp_path / "checkpoints")
+    holder.open()
+    assert one.evaluate(once())["global_step"] == 4, "reading is allowed"
+    one.train(looped(), max_steps=4)
+    with pytest.raises(RuntimeError, match="in use"):
+        one.train(looped(), max_steps=8)
+    holder.close()
+
+
+def test_checkpoints_of_tensorflow(tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for name in ("checkpoint", "model.ckpt-100.index", "model.ckpt-100.data-00000-of-00001", "model.ckpt-100.meta"):
+        (theirs / name).touch()
+
+    def refused(name):
+        words = rf"`{name}` is '{theirs}', which has a checkpoint of TensorFlow \(model.ckpt-100\).* Give another fol"
+        return pytest.raises(ValueError, match=words)
+
+    with refused("model_dir"):
+        estimator(theirs).train(looped(), steps=4)
+    with refused("model_dir"):
+        estimator(theirs).evaluate(once())
+    for path in (theirs, theirs / "model.ckpt-100"):
+        with refused("checkpoint_path"):
+            estimator(tmp_path / "ours").evaluate(once(), checkpoint_path=path)
+        with refused("ckpt_to_initialize_from"):
+            IPUEstimator(model_fn, tmp_path / "ours", run_config(), {"optimizer": adam}, path).train(looped(), steps=4)
+    assert len(list(theirs.iterdir())) == 4
+
+
+def test_checkpoints_with_other_contents(tmp_path):
+    one = estimator(tmp_path)
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    good = {"position": {"global_step": 8, "batches": 8}, "order": "a", "variables": {"a": np.ones(3)}, "optimizer": {}}
+    for change, words in (
+        ({"position": {"global_step": 8}}, "'batches' is missing"),
+        ({"position": {"global_step": "8", "batches": 8}}, "'global_step' is '8'"),
+        ({"order": "a\nb"}, "'b' is missing"),
+        ({"order": 3}, "`order` is an int there and a str here"),
+        ({}, "model_fn makes different variables than the checkpoint in"),
+    ):
+        checkpoints.save(8, good | change, wait=True)
+        checkpoints.close()
+        with pytest.raises(ValueError, match=words):
+            one.train(looped(), steps=4)
+        with pytest.raises(ValueError, match=words):
+            one.evaluate(once())
+        assert one.latest_checkpoint() == str(tmp_path / "checkpoints" / "8")
 
 
 # --- hooks -----------------------------------------------------------------------------------------------------------

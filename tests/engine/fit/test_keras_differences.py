@@ -57,8 +57,12 @@ def test_limits_on_epochs_and_steps_are_kept_and_told():
             model = compiled(Example, 2)
         with pytest.warns(UserWarning, match="max_epochs"), pytest.warns(UserWarning, match="max_steps_per_epoch"):
             history = model.fit(np.ones((80, 4)), np.zeros((80, 3)), batch_size=8, epochs=5, verbose=0)
+        keras.config.set_max_epochs(None)
+        with pytest.warns(UserWarning, match="max_steps_per_epoch") as warned:
+            model.fit(np.ones((40, 4)), np.zeros((40, 3)), batch_size=8, verbose=0, validation_split=0.5)
+        assert len(warned) == 1, "training and validation have the same limit"
     finally:
         keras.config.set_max_epochs(None)
         keras.config.set_max_steps_per_epoch(None)
     assert history.epoch == [0, 1]
-    assert int(model.optimizer.iterations) == 6
+    assert int(model.optimizer.iterations) == 6 + 3

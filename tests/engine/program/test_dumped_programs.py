@@ -71,3 +71,27 @@ def test_a_folder_that_has_programs_keeps_them(folder):
     ipu.ipu_strategy.IPUStrategy().run(twice, (1.0,))
     assert names(folder) == ["twice_0.hlo.txt", "twice_1.hlo.txt"]
     assert (folder / "twice_0.hlo.txt").read_text() == "HloModule of an earlier process"
+
+
+def test_a_second_run_of_the_same_programs_adds_nothing(folder):
+    def thrice(x):
+        return x + x + x
+
+    def run(*rows):
+        strategy = ipu.ipu_strategy.IPUStrategy()
+        for number in rows:
+            strategy.run(thrice, (np.ones(number, "float32"),))
+
+    written = []
+    # The texts have the numbers of the lines from which a program was called, so that is one line.
+    for change, rows in enumerate([(3, 4), (4, 3), (3, 5)]):
+        config = ipu.config.IPUConfig()
+        config.auto_select_ipus = 1
+        config.serialization_output_folder = str(folder)
+        config.allow_recompute = change % 2 == 1  # a change of the configuration drops the compiled programs
+        config.configure_ipu_system()
+        run(*rows)
+        written.append({file.name: file.stat().st_mtime_ns for file in folder.iterdir()})
+    assert sorted(written[0]) == ["thrice_0.hlo.txt", "thrice_1.hlo.txt"]
+    assert written[1] == written[0]
+    assert names(folder) == ["thrice_0.hlo.txt", "thrice_1.hlo.txt", "thrice_2.hlo.txt"]

@@ -41,15 +41,17 @@ def make_feed(
     steps: int | None = None,
     shuffle: bool | str = False,
     class_weight: Mapping[int, float] | None = None,
+    told: bool = False,
 ) -> Feed:
     """A feed of the given data for programs on `where`.
 
-    `accumulated` is the number of micro-batches per update: slabs that memory limits still hold whole updates.
+    `accumulated` is the number of micro-batches per update: slabs that memory limits still hold whole updates. `told`
+    says that the user has been told of limits in `keras.config` by another feed of the same call.
     """
     steps_per_execution = validate.count("steps_per_execution", steps_per_execution)
     batch_size = validate.count("batch_size", batch_size, optional=True)
     steps = validate.count("steps", steps, optional=True)
-    steps = limited("max_steps_per_epoch", keras.config.max_steps_per_epoch(), steps)
+    steps = limited("max_steps_per_epoch", keras.config.max_steps_per_epoch(), steps, told)
     adapter = keras_api.get_data_adapter(
         x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps, shuffle=shuffle, class_weight=class_weight
     )
@@ -58,11 +60,12 @@ def make_feed(
     return Feed(source, _width(source, wanted, steps, where.replicas, accumulated), steps)
 
 
-def limited(name: str, limit: int | None, value: Count) -> Count:
-    """`value`, or the smaller limit that the user has set in `keras.config`, with a warning."""
+def limited(name: str, limit: int | None, value: Count, told: bool = False) -> Count:
+    """`value`, or the smaller limit that the user has set in `keras.config`, with a warning unless one was given."""
     if not limit or (value is not None and value <= limit):
         return value
-    warnings.warn(f"Limited to {limit} by `keras.config.set_{name}({limit})`.", stacklevel=4)
+    if not told:
+        warnings.warn(f"Limited to {limit} by `keras.config.set_{name}({limit})`.", stacklevel=4)
     return limit
 
 

@@ -56,8 +56,10 @@ class Position:
 
     @classmethod
     def from_json(cls, text: str) -> Position:
-        """The inverse of `to_json`."""
+        """The inverse of `to_json`. Raises one of Python's errors for any other text."""
         fields: dict[str, Any] = json.loads(text)
+        if any(type(fields[name]) is not int for name in ("done", "passes", "taken", "step")):
+            raise TypeError("a position has numbers of steps and batches")
         random: dict[str, Any] = {name: _state(fields[name]) for name in ("opened", "ahead", "now")}
         return cls(**fields | random | {"ends": tuple(map(_state, fields["ends"]))})
 

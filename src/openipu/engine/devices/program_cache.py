@@ -3,16 +3,22 @@
 `openipu.settings.cache_folder` decides where the cache is and how large it may grow. JAX does the caching.
 """
 
+import contextlib
 import importlib.util
 import logging
 import os
 import tempfile
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from openipu.settings.cache_folder import UNLIMITED, Cache
 
 MIN_COMPILE_SECONDS: Final = 0.1
+
+_ZSTANDARD: Final = b"\x28\xb5\x2f\xfd"
+"""The first bytes of what zstandard has compressed."""
 
 _logger = logging.getLogger("openipu")
 
@@ -55,7 +61,7 @@ def _set_up(config: Any, cache: Cache | None) -> None:
 
     config.update("jax_compilation_cache_dir", None if cache is None else str(cache.folder))
     if cache is not None:
-        _repair(cache.folder)
+        _repair(cache)
         # JAX refuses to limit the size of a cache that it cannot lock.
         lockable = importlib.util.find_spec("filelock") is not None
         config.update("jax_compilation_cache_max_size", cache.max_bytes if lockable else UNLIMITED)
@@ -63,17 +69,57 @@ def _set_up(config: Any, cache: Cache | None) -> None:
     compilation_cache.reset_cache()  # JAX reads its settings only once
 
 
-def _repair(folder: Path) -> None:
-    """Delete entries that must not be loaded.
+def _repair(cache: Cache) -> None:
+    """Delete entries that must not be loaded, so that JAX writes them again.
 
-    Those that a killed process left half written: a single one would keep JAX from adding others. And those that
-    somebody else could have written: an entry is code that runs in this process.
+    Those that somebody else could have written: an entry is code that runs in this process. And those that are
+    damaged, by a full disk or because a process was killed: JAX would warn about them in every process, and never
+    replace them. Only entries that are new since the last check are read.
     """
-    closed = not folder.stat().st_mode & 0o011  # then the permissions of what is inside do not matter
-    for entry in folder.glob("*-cache"):
-        whole = entry.with_name(entry.name.removesuffix("-cache") + "-atime").exists()
-        if not whole or not (_is_own(entry) if closed else _is_private(entry)):
-            entry.unlink(missing_ok=True)
+    closed = not cache.folder.stat().st_mode & 0o011  # then the permissions of what is inside do not matter
+    last_check = _begin_check(cache.folder)
+    for entry in cache.folder.glob("*-cache"):
+        used = entry.with_name(entry.name.removesuffix("-cache") + "-atime")  # JAX's note of when it was last used
+        with contextlib.suppress(OSError):  # other processes delete entries, too
+            changed = entry.stat().st_mtime_ns
+            incomplete = cache.max_bytes != UNLIMITED and not used.exists()
+            new = incomplete or changed >= last_check
+            if not (_is_own(entry) if closed else is_private(entry)) or (new and not _is_intact(entry)):
+                entry.unlink()
+            elif incomplete:
+                # Without it, JAX could add nothing to a cache of limited size.
+                used.write_bytes(changed.to_bytes(8, "little"))
+
+
+def _begin_check(folder: Path) -> int:
+    """When entries were last checked, in nanoseconds. The time of this check is noted for the next one."""
+    marker = folder / ".openipu-checked"
+    last = marker.stat().st_mtime_ns if marker.exists() else 0
+    marker.touch()
+    return last
+
+
+def _is_intact(entry: Path) -> bool:
+    """Whether an entry can be decompressed, which is the first thing that JAX does with it."""
+    content = entry.read_bytes()
+    decompress = _zstandard() if content.startswith(_ZSTANDARD) else zlib.decompress
+    if decompress is None:
+        return True  # it has another name than the entries that this process uses
+    try:
+        decompress(content)
+    except Exception as error:  # each library has its own
+        _logger.info("%s is damaged (%s). The program is compiled again.", entry, error)
+        return False
+    return True
+
+
+def _zstandard() -> Callable[[bytes], bytes] | None:
+    """What decompresses the format that JAX prefers to zlib's, if it is installed."""
+    for name in ("compression.zstd", "zstandard"):
+        with contextlib.suppress(ImportError):
+            decompress: Callable[[bytes], bytes] = importlib.import_module(name).decompress
+            return decompress
+    return None
 
 
 def _usable(folder: Path) -> bool:
@@ -87,7 +133,7 @@ def _usable(folder: Path) -> bool:
             "folder, or to off.", folder, error.strerror,
         )  # fmt: skip
         return False
-    if not _is_private(folder):
+    if not is_private(folder):
         _logger.warning(
             "Compiled programs are not kept, because others could put programs into %s. Run `chmod go-w` on it as its "
             "owner, or set OPENIPU_CACHE to a folder of your own, or to off.", folder,
@@ -96,7 +142,7 @@ def _usable(folder: Path) -> bool:
     return True
 
 
-def _is_private(path: Path) -> bool:
+def is_private(path: Path) -> bool:
     """Whether a file or folder belongs to this user or to root, and nobody else can write to it."""
     return _is_own(path) and not path.stat().st_mode & 0o022
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from openipu import _validate as validate
-from openipu.engine.checkpoint import Checkpoints
+from openipu.engine.checkpoint import Checkpoints, InUseError, check_space, refuse_foreign, unusable
 from openipu.engine.core.optimizer_chain import describe
 from openipu.engine.core.options import Options
 from openipu.engine.core.replica_metrics import mention_metrics
@@ -41,7 +41,7 @@ from .outbox import Outbox
 from .progress import Summaries
 from .run import Run, Training
 from .run_settings import RunSettings, WarmStart
-from .saved_state import FOLDER, Saved, check_writable
+from .saved_state import FOLDER, Saved
 from .sharded_model import make_sharded_program
 
 log = logging.getLogger("openipu")
@@ -171,11 +171,15 @@ class EstimatorRunner:
         """The newest checkpoint, or the one at `path`; None if there is no checkpoint yet."""
         if path is None:
             return self._load(self.checkpoints())
-        folder, step = saving.locate(path)
-        return saving.load(Checkpoints(folder), step)
+        return saving.load_from("`checkpoint_path`", path)
 
     def _load(self, checkpoints: Checkpoints) -> Saved | None:
+        self._refuse_foreign(checkpoints)
         return None if checkpoints.latest() is None else saving.load(checkpoints)
+
+    def _refuse_foreign(self, checkpoints: Checkpoints) -> None:
+        if checkpoints.latest() is None:
+            refuse_foreign("`model_dir`", self.model_dir)
 
     def _start(self, program: ModelProgram, found: Saved | None) -> Saved:
         """What a run starts from: the checkpoint `found`, or initial values, perhaps with warm-start weights."""
@@ -183,8 +187,7 @@ class EstimatorRunner:
             return found
         start = saving.fresh(program.model)
         if self._warm_start is not None:
-            folder, step = saving.locate(self._warm_start.ckpt_to_initialize_from)
-            source = saving.load(Checkpoints(folder), step)
+            source = saving.load_from("`ckpt_to_initialize_from`", self._warm_start.ckpt_to_initialize_from)
             start = saving.warm(program.model, start, source, self._warm_start.patterns)
         elif program.model.mode != "train":
             log.warning("There is no checkpoint in %s, so all variables have their initial values.", self.model_dir)
@@ -203,20 +206,44 @@ class EstimatorRunner:
     ) -> None:
         """Train for `steps` more steps, or until the global step is `max_steps`."""
         place, checkpoints = self.place(), self.checkpoints()
-        found = self._load(checkpoints)
-        begin = found.global_step if found else 0
-        target = begin + steps if steps is not None else max_steps or 0
-        if begin >= target:
-            log.info("There is nothing to train: %d of %d steps are done.", begin, target)
-            return
-        check_writable(self.model_dir)
-        executions = -(-(target - begin) // self.iterations)
-        batches = executions * self.iterations * place.replicas.count
-        data, batch_size = resumed(self.input_fn(input_fn, "train", params), found, batches)
-        program = self.program("train", data.first, place, params)
-        start = dataclasses.replace(self._start(program, found), batch_size=batch_size)
-        feed = self._feed(program, data)
-        Training(program, start, hooks, feed, self.model_dir, self.config, checkpoints, listeners, target).run()
+        self._refuse_foreign(checkpoints)
+        problem = self._open(checkpoints)
+        try:
+            found = self._load(checkpoints)
+            begin = found.global_step if found else 0
+            target = begin + steps if steps is not None else max_steps or 0
+            if begin >= target:
+                log.info("There is nothing to train: %d of %d steps are done.", begin, target)
+                return
+            if problem is not None:
+                raise problem
+            executions = -(-(target - begin) // self.iterations)
+            batches = executions * self.iterations * place.replicas.count
+            data, batch_size = resumed(self.input_fn(input_fn, "train", params), found, batches)
+            program = self.program("train", data.first, place, params)
+            start = dataclasses.replace(self._start(program, found), batch_size=batch_size)
+            self._check_space(checkpoints, start)
+            feed = self._feed(program, data)
+            Training(program, start, hooks, feed, self.model_dir, self.config, checkpoints, listeners, target).run()
+        finally:
+            checkpoints.close()
+
+    def _open(self, checkpoints: Checkpoints) -> Exception | None:
+        """Take the folder of checkpoints for a run. Returns why it cannot, which matters only if there is one."""
+        try:
+            checkpoints.open()
+        except OSError as error:
+            return unusable("`model_dir`", self.model_dir, error)
+        except InUseError as error:
+            return error
+        return None
+
+    def _check_space(self, checkpoints: Checkpoints, start: Saved) -> None:
+        """Raise if the disk has no room for a checkpoint, before anything is trained."""
+        try:
+            check_space(checkpoints.folder, start.nbytes)
+        except OSError as error:
+            raise unusable("`model_dir`", self.model_dir, error) from None
 
     def evaluate(
         self,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import re
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from openipu.engine.checkpoint import Checkpoints
+from openipu.engine.checkpoint import Checkpoints, refuse_foreign
 from openipu.engine.core.state import State
 from openipu.engine.types import Array
 
@@ -41,6 +39,11 @@ class Saved:
     batch_size: int = 0
     """The number of examples in a full batch at that time; 0 if unknown."""
 
+    @property
+    def nbytes(self) -> int:
+        """The size of all values."""
+        return sum(value.nbytes for value in (*self.variables.values(), *self.optimizer.values()))
+
     def tree(self) -> dict[str, Any]:
         """The content of a checkpoint."""
         return {
@@ -58,11 +61,31 @@ class Saved:
 
 def load(checkpoints: Checkpoints, step: int | None = None) -> Saved:
     """The checkpoint of `step`, by default the newest one that is intact."""
-    _, tree = checkpoints.restore({"position": None, "order": "", "variables": None, "optimizer": None}, step)
-    position, values = tree["position"], tree["variables"]
-    ordered = {name: values[name] for name in tree["order"].split("\n")}
-    counts = position.get("examples", 0), position.get("batch_size", 0)
-    return Saved(position["global_step"], position["batches"], ordered, tree["optimizer"], *counts)
+    at, tree = checkpoints.restore({"position": None, "order": "", "variables": None, "optimizer": None}, step)
+    values, names = tree["variables"], tree["order"].split("\n")
+    position = {name: tree["position"].get(name, 0) for name in ("global_step", "batches", "examples", "batch_size")}
+    missing = [name for name in names if name not in values] + [
+        name for name in ("global_step", "batches") if name not in tree["position"]
+    ]
+    wrong = [name for name, value in position.items() if type(value) is not int]
+    if missing or wrong:
+        found = f"{missing[0]!r} is missing" if missing else f"{wrong[0]!r} is {position[wrong[0]]!r}"
+        raise ValueError(
+            f"The checkpoint of step {at} in {checkpoints.folder} has contents that estimators do not write: {found}. "
+            "Use another `model_dir`, or move this checkpoint elsewhere."
+        )
+    return Saved(variables={name: values[name] for name in names}, optimizer=tree["optimizer"], **position)
+
+
+def load_from(name: str, path: str | Path) -> Saved:
+    """The checkpoint that a user's path means. `name` is what the path is called in errors."""
+    folder, step = locate(path)
+    checkpoints = Checkpoints(folder)
+    if checkpoints.latest() is None:
+        given = Path(path)
+        prefix = given.with_name(f"{given.name}.index").exists()  # as TensorFlow names its checkpoints
+        refuse_foreign(name, given.parent if prefix else given)
+    return load(checkpoints, step)
 
 
 def locate(path: str | Path) -> tuple[Path, int | None]:
@@ -71,21 +94,6 @@ def locate(path: str | Path) -> tuple[Path, int | None]:
     if folder.name.isdecimal() and folder.parent.is_dir():
         return folder.parent, int(folder.name)
     return (folder / FOLDER if (folder / FOLDER).is_dir() else folder), None
-
-
-def check_writable(model_dir: Path) -> None:
-    """Make the folder of a training run; raises if nothing can be saved in it."""
-    try:
-        model_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=model_dir):
-            pass
-    except OSError as error:
-        # A full disk may have room again when it is time to save.
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise PermissionError(
-                f"`model_dir` is {str(model_dir)!r}, where nothing can be saved: {error}. Give a writable folder, or "
-                "change its permissions."
-            ) from None
 
 
 def fresh(model: DiscoveredModel) -> Saved:

@@ -99,7 +99,10 @@ def _train(
         callbacks.on_train_begin()
         logs = _train_epochs(session, feed, callbacks, validation, initial_epoch, epochs)
     finally:
+        keeper = session.keeper
         session.validation, session.resume, session.keeper, session.callbacks = outer
+        if keeper is not None:
+            keeper.finish()
     callbacks.on_train_end(logs=logs)
     return model.history
 
@@ -116,8 +119,6 @@ def _train_epochs(
             if model.stop_training:
                 break
     finally:
-        if session.keeper is not None:
-            session.keeper.finish()
         if epochs > 0:
             _finalize(model)
     return logs
@@ -192,7 +193,7 @@ def _build_early(session: Session, x: Data, y: Data, sample_weight: Data, batch_
     model = session.model
     if not session.pipelined or is_built(model) or isinstance(x, Iterator):
         return
-    feed = make_feed(placement_on(session.strategy.system), 1, x, y, sample_weight, batch_size=batch_size)
+    feed = make_feed(placement_on(session.strategy.system), 1, x, y, sample_weight, batch_size=batch_size, told=True)
     build_for_predict(model, feed.source.first_batch)
 
 

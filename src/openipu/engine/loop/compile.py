@@ -93,14 +93,19 @@ def _never_run(lowered: jax.stages.Lowered) -> Function:
 
 
 def _dump(compiled: jax.stages.Compiled, folder: Path, name: str) -> None:
-    """Write the program's text to a new file in `serialization_output_folder`."""
-    text = compiled.as_text()
+    """Write the program's text to a new file in `serialization_output_folder`, unless one has the same text.
+
+    So the same script can run again without adding files, and nothing that earlier runs have written is lost.
+    """
+    text = compiled.as_text() or ""
     folder.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^\w.-]+", "_", name)
     for number in itertools.count():
+        path = folder / f"{name}_{number}.hlo.txt"
         try:
-            with (folder / f"{name}_{number}.hlo.txt").open("x", encoding="utf-8") as file:
-                file.write(text or "")
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
             return
         except FileExistsError:
-            continue
+            if path.read_text(encoding="utf-8", errors="replace") == text:
+                return

@@ -30,6 +30,8 @@ WITHOUT_EFFECT = {
     "replicated_weight_sharding": "weights are on every replica",
     "offload_weights": "weights stay on the device of their stage",
 }
+SWITCHES = {name for name in WITHOUT_EFFECT if not name.endswith("poplar_options")}
+"""Those of them that are True or False."""
 OPTIONS = (
     "computational_stages",
     "gradient_accumulation_count",
@@ -63,6 +65,8 @@ def arguments(
     """The stages and how they run, from arguments that `pipelining_ops.pipeline` documents."""
     stages = _stages(computational_stages)
     shard = validate.flag("replicated_optimizer_state_sharding", replicated_optimizer_state_sharding)
+    for switch in without_effect.keys() & SWITCHES:
+        validate.flag(switch, without_effect[switch], optional=True)
     check_divided(shard, without_effect.get("offload_weight_update_variables"))
     _warn_without_effect(without_effect, len(stages))
     _check_fixed(batch_serialization_iterations, continuous_weight_updates)

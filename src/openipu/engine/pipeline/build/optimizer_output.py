@@ -20,8 +20,8 @@ class OptimizerFunctionOutput:
         loss: The loss of one micro-batch: a tensor without axes.
         compute_gradients_args: Must be empty, because JAX computes the gradients.
         compute_gradients_kwargs: Must be empty as well.
-        apply_gradients_args: Accepted for scripts that pass it, and not used.
-        apply_gradients_kwargs: Accepted for scripts that pass it, and not used.
+        apply_gradients_args: Has no effect: Keras' optimizers take nothing but gradients and variables.
+        apply_gradients_kwargs: Has no effect either.
         variables: The variables to train; by default all trainable ones that the stages use.
         tape: Accepted for scripts that pass one. There are no gradient tapes here.
         gradient_capture_context: Accepted for scripts that pass one. Gradients are not captured here.
@@ -68,14 +68,19 @@ class OptimizerFunctionOutput:
         self.variables = None if variables is None else list(variables)
         self.tape, self.gradient_capture_context = tape, gradient_capture_context
         self.captured_gradient_outfeed = captured_gradient_outfeed
-        ignored = {
-            "tape": tape,
-            "gradient_capture_context": gradient_capture_context,
-            "captured_gradient_outfeed": captured_gradient_outfeed,
+        self._say_what_is_ignored()
+
+    def _say_what_is_ignored(self) -> None:
+        gradients, taken = "JAX computes gradients by itself", "Keras' optimizers take only gradients and variables"
+        reasons = {
+            "apply_gradients_args": taken,
+            "apply_gradients_kwargs": taken,
+            "tape": gradients,
+            "gradient_capture_context": gradients,
+            "captured_gradient_outfeed": gradients,
         }
-        validate.no_effect(
-            {name: "JAX computes gradients by itself" for name, value in ignored.items() if value is not None}
-        )
+        given = {name: getattr(self, name) for name in reasons}
+        validate.no_effect({name: reasons[name] for name, value in given.items() if value not in (None, (), {})})
 
 
 def _tuple(name: str, value: tuple[Any, ...] | None) -> tuple[Any, ...]:
