@@ -72,7 +72,7 @@ def _elementwise_by_output(x: jax.Array, x_axes: Axes, w: jax.Array, w_axes: Axe
     return finish(lax.reshape(out, (*geo.out, *out.shape[1:])), (*spatial, *kept), geo)
 
 
-def _blocks_added(a: jax.Array, b: jax.Array, axis: int, most: int = 16) -> jax.Array:
+def _blocks_added(a: jax.Array, b: jax.Array, axis: int, most: int = 4) -> jax.Array:
     """Products of `a` and `b`, with up to `most` blocks along an axis added: XLA:CPU fuses this, not an outer sum."""
     blocks = max(n for n in range(1, most + 1) if a.shape[axis] % n == 0)
     size = a.shape[axis] // blocks

@@ -87,6 +87,11 @@ class Geometry:
         return self.groups * self.batch * places * self.features_in * self.features_out
 
     @property
+    def is_weight_gradient(self) -> bool:
+        """Whether batch and features are exchanged, as in the gradient of a kernel."""
+        return self.lhs_spec[0] > self.lhs_spec[1]
+
+    @property
     def empty(self) -> bool:
         """Whether some axis has no elements."""
         return not prod((self.batch, self.features_in, self.features_out, *self.spatial, *self.kernel, *self.out))

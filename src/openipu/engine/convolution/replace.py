@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from . import image_patches, pooling, winograd
 from .arrays import computed_once
+from .direct import direct
 from .elementwise import elementwise
 from .geometry import Geometry
 from .pooling import Windows
@@ -139,6 +140,7 @@ _WINOGRAD = {
     "winograd_weights": winograd.weights,
 }
 _PATCHES = {
+    "direct": direct,
     "gather": image_patches.gather,
     "gather_narrow": image_patches.gather_narrow,
     "gather_right": image_patches.gather_right,

@@ -17,6 +17,7 @@ from .pooling import Windows
 from .winograd import transform
 
 Kind = Literal[
+    "direct",
     "gather",
     "gather_narrow",
     "gather_right",
@@ -57,6 +58,8 @@ class Limits:
     """Whether pooling itself is replaced, not only its gradient."""
     groups: int
     """With up to this many groups, each becomes a plain convolution. More become one batch of matrix products."""
+    direct: bool
+    """Whether XLA's own convolution is used where it is about as fast, because it takes the least time to compile."""
     winograd: bool
     """Whether small kernels may use the Winograd form, which needs matrix products in full float32."""
     walls: bool
@@ -64,7 +67,14 @@ class Limits:
 
 
 CPU = Limits(
-    positions=256, patches=64 << 20, multiplications=None, forward_pooling=True, groups=8, winograd=True, walls=True
+    positions=256,
+    patches=64 << 20,
+    multiplications=None,
+    forward_pooling=True,
+    groups=8,
+    direct=True,
+    winograd=True,
+    walls=True,
 )
 GPU = Limits(
     positions=64,
@@ -72,6 +82,7 @@ GPU = Limits(
     multiplications=1 << 28,
     forward_pooling=False,
     groups=1,
+    direct=False,
     winograd=False,
     walls=False,
 )
@@ -92,6 +103,18 @@ NARROW = 3
 That takes 0.48 instead of 1.00 ms with one channel, and gains nothing with four.
 """
 
+DIRECT_PLACES = 64
+"""From this many output places on, XLA's own convolution is fast.
+
+With 2x2 places and 512 channels, it takes 50 times as long as a matrix product.
+"""
+DIRECT_PAIRS = 2048
+"""Below this many pairs of input and output channels, it is as fast as any other form."""
+DIRECT_WEIGHTS = (256, 1 << 20)
+"""It computes weight gradients as fast up to this many pairs of channels, or for inputs of up to this many bytes."""
+
+WINOGRAD_PLACES = 16
+"""From this many output places on, Winograd is worth the time that it takes to compile."""
 WINOGRAD_GAIN = 1.5
 """Winograd has to save multiplications by at least this factor."""
 WINOGRAD_CHANNELS = 8
@@ -114,7 +137,10 @@ def plan_convolution(geo: Geometry, platform: str) -> Choice | None:
     by_group = 1 < geo.groups <= limits.groups and not _single_channel(geo)
     if by_group:
         geo = replace(geo, groups=1, group_axis="c")
-    choice = (plan_winograd(geo) if limits.winograd else None) or _plan_slices(geo, limits)
+    if limits.direct and is_direct(geo):
+        choice: Choice | None = Choice("direct")
+    else:
+        choice = (plan_winograd(geo) if limits.winograd else None) or _plan_slices(geo, limits)
     if choice is None:
         return None
     return replace(choice, by_group=by_group, wall=limits.walls and _repeats(choice, geo))
@@ -129,6 +155,21 @@ def _plan_slices(geo: Geometry, limits: Limits) -> Choice | None:
     per_slice = sizes[kind] // counts[kind]
     chunk = max(limits.patches // max(per_slice, 1), 1)
     return Choice(kind, chunk=0 if chunk >= counts[kind] else chunk)
+
+
+def is_direct(geo: Geometry) -> bool:
+    """Whether XLA's own convolution is about as fast as any other form."""
+    if geo.groups > 1 or geo.itemsize != 4 or max(geo.lhs_dilation) > 1 or len(geo.spatial) > 3:
+        return False
+    if min(low for pair in geo.padding for low in pair) < 0:
+        return False  # XLA:CPU's own results are wrong for some of these
+    if 1 in (prod(geo.kernel), prod(geo.out)) or not {"gather", "scatter"} & costs(geo).keys():
+        return False
+    if geo.is_weight_gradient:  # the batch has the place of the input channels
+        pairs, size = DIRECT_WEIGHTS
+        size_of_input = geo.itemsize * geo.batch * prod(geo.spatial) * geo.features_in
+        return geo.batch * geo.features_out <= pairs or size_of_input <= size
+    return prod(geo.out) >= DIRECT_PLACES and geo.features_in * geo.features_out < DIRECT_PAIRS
 
 
 def _repeats(choice: Choice, geo: Geometry) -> bool:
@@ -156,7 +197,7 @@ def plan_winograd(geo: Geometry) -> Choice | None:
 
 def _tiled(kind: Kind, size: int, area: Shape, channels: tuple[int, int]) -> Choice | None:
     """The tile with the fewest multiplications that keeps rounding errors small [Note: rounding of Winograd]."""
-    if min(channels) < WINOGRAD_CHANNELS or prod(channels) < WINOGRAD_PAIRS[size]:
+    if min(channels) < WINOGRAD_CHANNELS or prod(channels) < WINOGRAD_PAIRS[size] or prod(area) < WINOGRAD_PLACES:
         return None
     tiles = [n for n, most in WINOGRAD_TILES.items() if max(channels) <= most and n > size]
     cost = {n: n * n * prod(transform(n, size).grid(area)) for n in tiles}
@@ -207,7 +248,9 @@ def _single_channel(geo: Geometry) -> bool:
 def _few_products(geo: Geometry) -> bool:
     """Whether an output is a sum of so few products that adding them one by one beats a matrix product."""
     products = prod(geo.kernel) * geo.features_in
-    wide = geo.features_out >= FEW_OUTPUTS and prod(geo.out) >= prod(geo.kernel)
+    if prod(geo.kernel) == 1 and products > NARROW:
+        return False  # a matrix product as it is
+    wide = geo.features_out >= FEW_OUTPUTS and prod(geo.out) >= max(prod(geo.kernel), WINOGRAD_PLACES)
     return geo.groups == 1 and 1 < products <= FEW_PRODUCTS and wide and max(geo.lhs_dilation) == 1
 
 

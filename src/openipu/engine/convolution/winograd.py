@@ -24,6 +24,7 @@ from math import prod, sqrt
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
@@ -115,9 +116,7 @@ def weights(
     data = _data_tiles(_arranged(lhs, geo.lhs_spec, "nc", "chwn"), geo, t, grid)
     gradient = _gradient_tiles(_arranged(rhs, geo.rhs_spec, "fc", "chwf"), t, grid)
     products = _products(data, gradient, (1, 1), dtype, precision)
-    back = _transposed(t.kernel)
-    rows = _combine(_along(lax.reshape(products, (n, n, *products.shape[1:])), 0), back)
-    return _out(_stack([_stack(_combine(_along(row, 0), back), 0) for row in rows], 0), "hwnf", geo)
+    return _out(_both_ways(lax.reshape(products, (n, n, *products.shape[1:])), _transposed(t.kernel)), "hwnf", geo)
 
 
 def _named(spec: Shape, roles: str) -> Axes:
@@ -157,8 +156,19 @@ def _by_tiles(x: jax.Array, grid: Shape, matrix: Rows, t: Transform) -> jax.Arra
 
 def _kernel(w: jax.Array, t: Transform) -> jax.Array:
     """The transformed kernel: [n * n, *channels]."""
-    both = [_combine(_along(row, 0), t.kernel) for row in _combine(_along(w, 0), t.kernel)]
-    return _stack([e for row in both for e in row], 0)
+    both = _both_ways(w, t.kernel)
+    return lax.reshape(both, (t.n * t.n, *both.shape[2:]))
+
+
+def _both_ways(x: jax.Array, matrix: Rows) -> jax.Array:
+    """`matrix` applied along the first two axes.
+
+    Written as products, because kernels are small: sums of slices would be faster but take far longer to compile.
+    """
+    constant, numbers = np.asarray(matrix, x.dtype), (((1,), (0,)), ((), ()))
+    first = lax.dot_general(constant, x, numbers, precision=lax.Precision.HIGHEST)
+    second = lax.dot_general(constant, jnp.swapaxes(first, 0, 1), numbers, precision=lax.Precision.HIGHEST)
+    return jnp.swapaxes(second, 0, 1)
 
 
 def _products(
