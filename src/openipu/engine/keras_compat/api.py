@@ -19,6 +19,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.variables import AutocastScope, get_autocast_scope
 from keras.src.backend.jax.trainer import JAXTrainer
+from keras.src.layers.preprocessing.data_layer import DataLayer
 from keras.src.models.functional import Functional, operation_fn, unpack_singleton
 from keras.src.ops.node import Node
 from keras.src.saving import object_registration
@@ -105,6 +106,15 @@ def assert_compiled(model: keras.Model, caller: str) -> None:
 def overrides(model: keras.Model, name: str) -> bool:
     """Whether the user has overridden a method of Keras' trainer, such as `train_step`."""
     return getattr(type(model), name) is not getattr(JAXTrainer, name)
+
+
+def layers_without_jit(model: keras.Model) -> tuple[list[keras.Layer], list[keras.Layer]]:
+    """The layers because of which Keras does not compile the model's steps, and those of them that JAX can compile.
+
+    The latter are Keras' own random augmentations: TensorFlow cannot compile them.
+    """
+    found = [layer for layer in all_layers(model) if not layer.supports_jit]
+    return found, [layer for layer in found if isinstance(layer, DataLayer)]
 
 
 def update_metrics(
