@@ -20,7 +20,6 @@ from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import Jaxpr
 
 from .arrays import fetch, own_column, row
@@ -45,15 +44,6 @@ class ReplicaLoop(Loop):
     ) -> None:
         super().__init__(name, step.outcome, place, accumulation, live)
         self._step, self._spread = step, spread
-
-    def _counts(self, slab: Slab) -> np.ndarray:
-        replicas = self._place.replicas.count
-        if self._step.needs_all and replicas > 1 and (slab.count % replicas or slab.has_tail):
-            raise ValueError(
-                f"The model's own `train_step` updates the weights on every replica, but {slab.steps} batches are left "
-                f"for {replicas} replicas, or the last one is smaller. Give a multiple of {replicas} equal batches."
-            )
-        return super()._counts(slab)
 
     def _execution(self, state: State, resident: Tree, slab: Slab) -> Function:
         replicas, axes = self._place.replicas, self._spread.axes(state)
