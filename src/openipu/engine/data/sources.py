@@ -187,10 +187,7 @@ class StreamSource:
             batches = adapters.batches(self._adapter)
             batch = next(batches, None)
             if batch is None:
-                raise ValueError(
-                    "The data source is empty: it gave 0 batches. Give at least one batch; a generator that is "
-                    "already used up cannot be read a second time."
-                )
+                raise adapters.empty_source()
             self._peeked = batch, batches
         return self._peeked
 

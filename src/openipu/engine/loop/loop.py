@@ -52,8 +52,8 @@ class Result:
         body, tail = self.value
 
         def join(block: Array, rest: Array) -> np.ndarray:
-            batches = np.asarray(block).reshape(-1, *block.shape[2:])[: self.count]
-            kept = batches.reshape(-1, *block.shape[3:])
+            batches = _joined(np.asarray(block))[: self.count]
+            kept = _joined(batches)
             return np.concatenate([kept, np.asarray(rest)]) if self.has_tail else kept
 
         return jax.tree.map(join, body, body if tail is None else tail)
@@ -128,6 +128,11 @@ class Loop(abc.ABC):
             (state, resident, slab.body, self._counts(slab), slab.tail),
             operations=functools.partial(self._operations, *specs),
         )
+
+
+def _joined(array: np.ndarray) -> np.ndarray:
+    """The array with its first two axes made one. Unlike -1 in `reshape`, this works without rows."""
+    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
 
 
 def _single(batch: Tree, replicas: Replicas) -> Slab:
