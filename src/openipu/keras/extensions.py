@@ -135,6 +135,14 @@ class ModelExtension(PipeliningExtension):
         )
         self._set_ipu_options(metric_reduction=method)
 
+    def set_label_check(self, enabled: bool = True) -> None:
+        """Choose whether `fit` and `evaluate` compare integer labels with the number of classes before they run.
+
+        Only labels in NumPy arrays are checked, and only for Keras' sparse categorical crossentropy. Labels that the
+        loss ignores (`ignore_class`) or that have a sample weight of 0 may have any value.
+        """
+        self._set_ipu_options(check_labels=validate.flag("enabled", enabled))
+
     def set_asynchronous_callbacks(self, asynchronous: bool = False) -> None:
         """Choose whether batch callbacks are called for every step, while the execution runs, or once per execution.
 

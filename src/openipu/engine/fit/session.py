@@ -28,6 +28,7 @@ from openipu.engine.types import Tree
 import keras
 
 from .epoch import Epoch, make_epoch
+from .labels import LabelCheck
 from .state_in_flight import StateInFlight
 from .step_by_step import check_step_by_step, mention_compiled, uncompiled_by
 from .step_function import StepFunction
@@ -74,6 +75,7 @@ class Session:
     def __init__(self, model: keras.Model, strategy: Strategy) -> None:
         self.model, self.strategy = model, strategy
         self.options = Options()
+        self._labels = LabelCheck(model)
         self._epochs: list[Epoch] = []
         self._pipelines: dict[Any, KerasPipeline] = {}
         self.validation: Feed | None = None
@@ -149,6 +151,12 @@ class Session:
             current = StepFunction(self.model, mode, place, options, self.pipeline(mode) if self.pipelined else None)
             setattr(self.model, name, current)
         return current
+
+    def check_labels(self, mode: Mode, feed: Feed) -> None:
+        """Raise an error if labels are not among the model's classes. Each feed is checked once."""
+        if self.options.check_labels and not feed.labels_checked and feed.source.host is not None:
+            self._labels.check(mode, feed.source.host, feed.source.batch_size)
+        feed.labels_checked = True
 
     def sync(self) -> None:
         """Put the running state, if there is one, back into the model's variables."""
