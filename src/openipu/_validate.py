@@ -216,6 +216,15 @@ def no_effect(why: Mapping[str, str]) -> None:
         logger.warning("No effect here: %s.", "; ".join(f"{name} ({reason})" for name, reason in new.items()))
 
 
+def notice(text: str) -> None:
+    """Log a warning, once per process for each text."""
+    with _lock:
+        new = text not in _named
+        _named.add(text)
+    if new:
+        logger.warning("%s", text)
+
+
 # --- wording ---------------------------------------------------------------------------------------------------------
 
 

@@ -90,6 +90,12 @@ class Checkpoint(keras.callbacks.Callback):
                 f"`Checkpoint` saves models of a strategy, but {self.model.name!r} was created outside its scope. "
                 "Create it inside `strategy.scope()`, or use `keras.callbacks.BackupAndRestore`."
             )
+        if session.left_to_keras("train"):
+            raise ValueError(
+                f"`Checkpoint` saves between compiled executions, but Keras' own loop runs {self.model.name!r} step by "
+                "step (`run_eagerly=True` or `jit_compile=False`). Use `keras.callbacks.BackupAndRestore` while you "
+                "debug."
+            )
         if session.keeper is not None:
             raise ValueError("`fit` was given two `Checkpoint` callbacks, but a run resumes from one folder. Give one.")
         if self._checkpoints.latest() is None:

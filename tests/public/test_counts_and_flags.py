@@ -169,6 +169,7 @@ AXES: dict[str, Call] = {
 """Each takes -1 too."""
 
 FLAGS: dict[str, Call] = {
+    "set_label_check": lambda v: model().set_label_check(v),
     "set_asynchronous_callbacks": lambda v: model().set_asynchronous_callbacks(v),
     "set_infeed_queue_options": lambda v: model().set_infeed_queue_options(optimise_latency=v),
     "set_outfeed_queue_options": lambda v: model().set_outfeed_queue_options(optimise_latency=v),

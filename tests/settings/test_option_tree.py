@@ -275,8 +275,22 @@ def test_a_bad_dict_changes_nothing(given: dict[str, Any], error: type[Exception
 
 @pytest.mark.parametrize("text", ["[]", "3", "not json"])
 def test_json_of_another_kind(text: str) -> None:
-    with pytest.raises(ValueError, match=r"JSON object|Expecting value"):
+    with pytest.raises(ValueError, match="must be a JSON object, but this is"):
         IPUConfig().from_json(text)
+
+
+@pytest.mark.parametrize("given", [None, 3, "allow_recompute", [("allow_recompute", True)], {1: True}])
+def test_a_configuration_is_a_dict_with_names(given: object) -> None:
+    config = IPUConfig()
+    with pytest.raises(TypeError, match=r"`dct` .*Give a dict with strings as keys"):
+        config.from_dict(given)  # type: ignore[arg-type]
+    assert config == IPUConfig()
+
+
+@pytest.mark.parametrize("given", [None, 3, {"allow_recompute": True}])
+def test_json_is_text(given: object) -> None:
+    with pytest.raises(TypeError, match=r"`json_cfg` is (None|an int|a dict)\. Give a str or a bytes"):
+        IPUConfig().from_json(given)  # type: ignore[arg-type]
 
 
 def test_text_is_one_line_per_option() -> None:

@@ -8,15 +8,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 from openipu import _validate as validate
 from openipu.engine.core.accumulation import Accumulation, Reduction, check_divided, dtype_option
 from openipu.engine.core.model_state import variables_of
 from openipu.engine.core.options import MetricReduction, Options
+from openipu.engine.core.state import Mode
 from openipu.engine.core.updates import Updates
 from openipu.engine.fit import fit as run
 from openipu.engine.fit.session import Session
+from openipu.engine.fit.step_function import StepFunction
 from openipu.engine.keras_compat.model_classes import pickled, subclass_as
 from openipu.ipu_infeed_queue import prefetch_option
 
@@ -36,29 +39,41 @@ class ModelExtension(PipeliningExtension):
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Train the model. Each launch of the compiled program runs `steps_per_execution` steps."""
+        if self._ipu_session.left_to_keras("train"):
+            return super().fit(*args, **kwargs)  # type: ignore[misc]
         return run.fit(self._ipu_session, *args, **kwargs)
 
     @functools.wraps(keras.Model.evaluate)
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Compute losses and metrics over the data."""
+        if self._ipu_session.left_to_keras("test"):
+            return super().evaluate(*args, **kwargs)  # type: ignore[misc]
         return run.evaluate(self._ipu_session, *args, **kwargs)
 
     @functools.wraps(keras.Model.predict)
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the outputs for every row of the data, in order."""
+        if self._ipu_session.left_to_keras("predict"):
+            return super().predict(*args, **kwargs)  # type: ignore[misc]
         return run.predict(self._ipu_session, *args, **kwargs)
 
     def make_train_function(self, force: bool = False) -> Any:
         """Prepare the program behind `fit` and `train_on_batch`."""
-        return self._ipu_session.function("train", force)
+        return self._ipu_make_function("train", super().make_train_function, force)  # type: ignore[misc]
 
     def make_test_function(self, force: bool = False) -> Any:
         """Prepare the program behind `evaluate` and `test_on_batch`."""
-        return self._ipu_session.function("test", force)
+        return self._ipu_make_function("test", super().make_test_function, force)  # type: ignore[misc]
 
     def make_predict_function(self, force: bool = False) -> Any:
         """Prepare the program behind `predict` and `predict_on_batch`."""
-        return self._ipu_session.function("predict", force)
+        return self._ipu_make_function("predict", super().make_predict_function, force)  # type: ignore[misc]
+
+    def _ipu_make_function(self, mode: Mode, of_keras: Callable[[bool], Any], force: bool) -> Any:
+        session = self._ipu_session
+        if session.left_to_keras(mode):
+            return of_keras(force or isinstance(getattr(self, f"{mode}_function"), StepFunction))
+        return session.function(mode, force)
 
     def jax_state_sync(self) -> None:
         """Copy the state of a running execution into the model's variables. Keras' callbacks call this."""
@@ -119,6 +134,14 @@ class ModelExtension(PipeliningExtension):
             "replicated_metric_reduction_method", replicated_metric_reduction_method, MetricReduction
         )
         self._set_ipu_options(metric_reduction=method)
+
+    def set_label_check(self, enabled: bool = True) -> None:
+        """Choose whether `fit` and `evaluate` compare integer labels with the number of classes before they run.
+
+        Only labels in NumPy arrays are checked, and only for Keras' sparse categorical crossentropy. Labels that the
+        loss ignores (`ignore_class`) or that have a sample weight of 0 may have any value.
+        """
+        self._set_ipu_options(check_labels=validate.flag("enabled", enabled))
 
     def set_asynchronous_callbacks(self, asynchronous: bool = False) -> None:
         """Choose whether batch callbacks are called for every step, while the execution runs, or once per execution.

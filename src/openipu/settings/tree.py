@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, NoReturn, Self, TypeVar
 
+from openipu import _validate as validate
 from openipu._validate import logger
 
 from .option import Option, Type
@@ -130,7 +131,8 @@ class OptionTree(Category):
 
     def from_dict(self, dct: Mapping[str, Any]) -> None:
         """Set the options from the result of `to_dict`. Missing options keep their values, with a warning."""
-        decoded = {name: _decode(name, value) for name, value in dct.items()}
+        given = validate.mapping("dct", dct)
+        decoded = {name: _decode(name, value) for name, value in given.items()}
         missing = [name for name in OPTIONS if name not in decoded]
         self._values.update(decoded)
         if missing:
@@ -144,7 +146,11 @@ class OptionTree(Category):
 
     def from_json(self, json_cfg: str) -> None:
         """Set the options from the result of `to_json`."""
-        loaded = json.loads(json_cfg)
+        validate.instance("json_cfg", json_cfg, str, bytes)
+        try:
+            loaded = json.loads(json_cfg)
+        except ValueError:
+            loaded = None
         if not isinstance(loaded, dict):
             raise ValueError(
                 f"A configuration must be a JSON object, but this is {json_cfg[:40]!r}. Give the result of to_json()."

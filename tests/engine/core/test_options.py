@@ -49,11 +49,13 @@ PIPELINED = """{
 
 @pytest.mark.parametrize("text", [DEFAULTS, PIPELINED])
 def test_what_is_loaded_is_saved_again(text: str) -> None:
+    text = json.dumps({**json.loads(text), "check_labels": False})
     assert json.loads(Options.from_json(text).to_json()) == json.loads(text)
 
 
 def test_files_of_earlier_versions_are_read() -> None:
     assert Options.from_json(DEFAULTS) == Options()
+    assert Options.from_json(DEFAULTS).check_labels is True
     own = Accumulation(8, Reduction.RUNNING_MEAN, ("float16", "float32"))
     assert Options.from_json(PIPELINED) == Options(
         unpipelined=Updates(Accumulation(4, Reduction.MEAN, "float16"), True, True),

@@ -319,33 +319,3 @@ def test_batches_and_fit_can_be_mixed():
         return [*logs, model.fit(X, Y, 8, 1, 0).history, model.test_on_batch(X, Y)]
 
     assert_equal(both(run))
-
-
-# --- compilation modes -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("call", ["fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"])
-def test_running_eagerly_is_refused(call):
-    model = zoo.make(zoo.CASES["dense"], 2)
-    model.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
-    data = (X,) if "predict" in call else (X, Y)
-    with pytest.raises(RuntimeError, match="run eagerly"):
-        getattr(model, call)(*data)
-
-
-def test_switching_eager_mode_on_later_is_refused_too():
-    model = zoo.make(zoo.CASES["dense"], 2)
-    model.fit(X, Y, 8, 1, 0)
-    model.run_eagerly = True
-    with pytest.raises(RuntimeError, match="run eagerly"):
-        model.fit(X, Y, 8, 1, 0)
-
-
-def test_without_jit_compile_the_loop_is_compiled_all_the_same():
-    def run(model):
-        steps = model.steps_per_execution
-        model.compile(**zoo.CASES["dense"].compile(), jit_compile=False, steps_per_execution=steps)
-        return model.fit(X, Y, 8, 2, 0).history
-
-    results = both(run)
-    assert_equal(results)

@@ -1,7 +1,7 @@
 """What differs from plain Keras on purpose; docs/keras-behaviour.md lists it."""
 
 # Keras decides the arguments of hooks, steps and metrics.
-# ruff: noqa: ARG005
+# ruff: noqa: ARG002, ARG005
 
 import keras
 import numpy as np
@@ -25,6 +25,34 @@ def test_the_last_execution_reports_the_last_step_that_there_was():
         ours = compiled(Example, 3)
     assert steps_seen(ours, 28) == [2, 5, 6]
     assert steps_seen(compiled(Example, 3), 28) == [2, 5, 8], "plain Keras counts steps that did not happen"
+
+
+def test_callbacks_that_count_steps_do_not_drift(tmp_path):
+    """14 steps are two epochs of 7; that is why short last executions do not report Keras' index."""
+
+    def saved(model):
+        found = []
+
+        class Noted(keras.callbacks.ModelCheckpoint):
+            def _save_model(self, epoch, batch, logs):
+                found.append((epoch, batch))
+
+        model.fit(np.ones((28, 4)), np.zeros((28, 3)), batch_size=4, epochs=6, verbose=0,
+                  callbacks=[Noted(tmp_path / "model.keras", save_freq=14)])  # fmt: skip
+        return found
+
+    with zoo.scope_if(True):
+        ours = compiled(Example, 3)
+    assert saved(ours) == [(1, 6), (3, 6), (5, 6)]
+    assert saved(compiled(Example, 3)) == [(1, 5), (3, 2), (4, 8)], "plain Keras drifts"
+
+
+def test_a_model_of_a_scope_has_a_class_of_its_own():
+    with zoo.scope_if(True):
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    assert type(model) is not keras.Sequential
+    assert isinstance(model, keras.Sequential)
+    assert (type(model).__name__, type(model).__module__) == ("Sequential", keras.Sequential.__module__)
 
 
 def test_steps_per_epoch_is_exact():

@@ -98,14 +98,6 @@ def test_an_own_train_step_cannot_accumulate() -> None:
         model.fit(*zoo.numbers(16), batch_size=4, verbose=0)
 
 
-@pytest.mark.parametrize("rows", [12, 14])
-def test_an_own_train_step_needs_a_micro_batch_for_every_replica(rows: int) -> None:
-    model = made(make=zoo.own_step)
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"own `train_step`.*Give a multiple of 2 equal batches"):
-        model.fit(*zoo.numbers(rows), batch_size=4, verbose=0)
-
-
 def test_groups_of_batch_statistics_divide_the_replicas() -> None:
     replication.configure(4, batch_norm_group=3)
     model = made(strategy=ipu.ipu_strategy.IPUStrategy())

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from openipu import _validate as validate
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.keras_compat.api import overrides, update_metrics
 from openipu.engine.keras_compat.patches import STATELESS_APPLY, STATELESS_CALL
+from openipu.engine.types import Array
 
 import keras
 
@@ -36,14 +39,21 @@ def make_step(model: keras.Model, mode: Mode, place: Placement, options: Options
     if mode == "predict":
         step = Step(functools.partial(predict_micro, model), None, outcome)
     elif overrides(model, f"{mode}_step"):
-        own = functools.partial(_user_micro, model, mode, replicas, options.average_replicas)
-        step = Step(own, None, Outcome("last"), needs_all=mode == "train")
+        step = _own_step(model, mode, replicas, options)
     elif trainer is not None:
         micro = functools.partial(trainer.micro, functools.partial(_train_forward, model))
         step = Step(micro, trainer.update, outcome)
     else:
         step = Step(functools.partial(test_micro, model), None, outcome)
     return on_replicas(step, place)
+
+
+def _own_step(model: keras.Model, mode: Mode, replicas: Replicas, options: Options) -> Step:
+    """The step of a model with a `train_step` or `test_step` of its own."""
+    reported: set[str] = set()
+    logs = functools.partial(_reported_logs, model, replicas, options.metric_reduction, reported)
+    micro = functools.partial(_user_micro, model, mode, replicas, options.average_replicas, reported)
+    return Step(micro, None, Outcome("last", logs if replicas.count > 1 else None), applies=mode == "train")
 
 
 def make_outcome(
@@ -95,30 +105,56 @@ def predict_micro(model: keras.Model, state: State, batch: Batch) -> tuple[State
 
 
 def _user_micro(
-    model: keras.Model, mode: Mode, replicas: Replicas, averaged: bool, state: State, batch: Batch
+    model: keras.Model,
+    mode: Mode,
+    replicas: Replicas,
+    averaged: bool,
+    reported: set[str],
+    state: State,
+    batch: Batch,
+    active: Array | bool = True,
 ) -> tuple[State, list[Any], Logs]:
-    with _reduced_in_apply(model.optimizer, replicas, averaged):
+    """Run a user's own step. Adds to `reported` the names of the metrics that it updates."""
+    with _reduced_in_apply(model.optimizer, replicas, averaged, active) as applied:
         logs, parts = getattr(model, f"{mode}_step")(parts_of(mode, state), batch)
-    return state_of(mode, parts), [], logs
+    new = state_of(mode, parts)
+    reported |= _updated_metrics(model, state.metrics, new.metrics)
+    if mode == "train" and replicas.count > 1 and not applied and any(map(operator.is_not, new[0], state[0])):
+        validate.notice(
+            f"The `train_step` of model {model.name!r} changes weights without `self.optimizer.stateless_apply`, which "
+            f"is where gradients are reduced over replicas. Make sure that it does the same on all {replicas.count} "
+            "replicas, also on those that have no data in the last step."
+        )
+    return new, [], logs
 
 
 @contextlib.contextmanager
 def _reduced_in_apply(
-    optimizer: keras.optimizers.Optimizer | None, replicas: Replicas, averaged: bool
-) -> Iterator[None]:
-    """Until the block ends, gradients are reduced over replicas when a user's own step applies them."""
+    optimizer: keras.optimizers.Optimizer | None, replicas: Replicas, averaged: bool, active: Array | bool
+) -> Iterator[list[None]]:
+    """Until the block ends, gradients are reduced over replicas when a user's own step applies them.
+
+    If only some replicas are `active`, the update is as strong as that of all of them. Yields a list that grows with
+    each update.
+    """
+    applied: list[None] = []
     if replicas.count == 1 or optimizer is None:
-        yield
+        yield applied
         return
 
+    def reduced(gradients: list[Array]) -> list[Array]:
+        if active is True:
+            return list(replicas.mean(gradients) if averaged else replicas.sum(gradients))
+        return [g if averaged else replicas.count * g for g in replicas.mean_of_active(gradients, active)]
+
     def apply(original: Callable[..., Any], state: list[Any], gradients: list[Any], weights: list[Any]) -> Any:
-        gradients = map_gradients(optimizer, gradients, weights, state)
-        gradients = replicas.mean(gradients) if averaged else replicas.sum(gradients)
+        applied.append(None)
+        gradients = reduced(map_gradients(optimizer, gradients, weights, state))
         with by_engine():
             return original(state, gradients, weights)
 
     with STATELESS_APPLY.using(apply, on=optimizer):
-        yield
+        yield applied
 
 
 def called_by(model: keras.Model, call: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
@@ -151,6 +187,26 @@ def metric_logs(model: keras.Model, replicas: Replicas, method: MetricReduction,
     if method is MetricReduction.LIST:
         return dict(replicas.gather(own))
     return dict(replicas.sum(own) if method is MetricReduction.SUM else replicas.mean(own))
+
+
+def _reported_logs(
+    model: keras.Model, replicas: Replicas, method: MetricReduction, names: set[str], state: State
+) -> Logs:
+    """The logs over all replicas of the metrics with these names."""
+    return {name: value for name, value in metric_logs(model, replicas, method, state).items() if name in names}
+
+
+def _updated_metrics(model: keras.Model, old: Sequence[Array], new: Sequence[Array]) -> set[str]:
+    """The names in the logs of those metrics whose variables a step has changed."""
+    variables = model.metrics_variables
+    changed = {id(v) for v, a, b in zip(variables, old, new, strict=False) if a is not b}
+    names: set[str] = set()
+    with keras.StatelessScope(state_mapping=list(zip(variables, new, strict=False))):
+        for metric in model.metrics:
+            if any(id(v) in changed for v in metric.variables):
+                result = metric.result()
+                names |= set(result) if isinstance(result, dict) else {metric.name}
+    return names
 
 
 def metric_results(model: keras.Model, state: State) -> Logs:

@@ -53,6 +53,8 @@ class Options:
     """How many batches are kept ready for the next executions."""
     buffer_depth: int | None = None
     """How many steps' logs may wait for the callbacks."""
+    check_labels: bool = field(default=True, compare=False)
+    """Whether labels are compared with the model's classes. Programs do not depend on it."""
 
     @property
     def updates(self) -> Updates:

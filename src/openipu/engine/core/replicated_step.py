@@ -25,25 +25,25 @@ def on_replicas(step: Step, place: Placement) -> Step:
     """A step that runs as one of the replicas of `place`: random numbers by position, statistics by group."""
     if place.replicas.count == 1:
         return step
-    return replace(step, micro=functools.partial(_on_one_of, place.replicas, place.batch_norm_group, step.micro))
+    return replace(step, micro=functools.partial(_on_one_of, place.replicas, place.batch_norm_group, step))
 
 
 def _on_one_of(
     replicas: Replicas,
     group: int,
-    micro: Callable[..., Any],
+    step: Step,
     state: State,
     batch: Batch,
     active: Array | bool = True,
     spot: Spot | None = None,
 ) -> Any:
-    """Run `micro` as one of several replicas.
+    """Run a micro-batch as one of several replicas.
 
     Without a `spot`, the micro-batches of all replicas have the same size and lie side by side.
     """
     rows = jax.tree.leaves(batch)[0].shape[0]
     with one_of_several(replicas, group, lambda: rows, active, spot):
-        return micro(state, batch)
+        return step.micro(state, batch, active) if step.applies else step.micro(state, batch)
 
 
 @contextlib.contextmanager

@@ -65,8 +65,12 @@ class Step:
     micro: Callable[..., tuple[State, list[Any], Any]]
     update: Callable[[State, list[Any]], State] | None
     outcome: Outcome
-    needs_all: bool = False
-    """Whether each step needs a batch on every replica, because it updates the weights itself."""
+    applies: bool = False
+    """Whether `micro` updates the weights itself, with the gradients of all active replicas, as a user's own step does.
+
+    On inactive replicas it makes the same update. It can only see batches of one size at a time, so a smaller last
+    batch makes an update of its own.
+    """
 
 
 def state_of(mode: Mode, parts: tuple[Any, ...]) -> State:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from openipu.engine.core.state import Batch
 from openipu.engine.keras_compat.api import (
@@ -13,9 +14,34 @@ from openipu.engine.keras_compat.api import (
     PyDatasetAdapter,
     TFDatasetAdapter,
     adapted_arrays,
+    get_data_adapter,
 )
+from openipu.engine.types import Data
 
 import jax
+
+
+def adapter_of(*data: Data, **settings: Any) -> DataAdapter:
+    """Keras' adapter for the data. Raises if it is known to be empty; `empty_source` is for those that are not."""
+    try:
+        adapter = get_data_adapter(*data, **settings)
+    except ValueError as error:
+        if "at least one structure" in str(error):  # what an empty Grain dataset leads to
+            raise empty_source() from None
+        raise
+    if adapter.num_batches == 0:
+        if isinstance(adapter, ArrayDataAdapter):
+            raise ValueError("The data has 0 samples. Give arrays with at least one row.")
+        raise empty_source()
+    return adapter
+
+
+def empty_source() -> ValueError:
+    """The error about a source without batches."""
+    return ValueError(
+        "The data source is empty: it gave 0 batches. Give at least one batch; a generator that is already used up "
+        "cannot be read a second time."
+    )
 
 
 def resident_bytes(adapter: ArrayDataAdapter) -> int | None:

@@ -30,6 +30,8 @@ class Feed:
     source: Source
     width: int
     steps_per_epoch: int | None = None
+    labels_checked: bool = field(default=False, repr=False)
+    """Whether the labels have been compared with the model's classes."""
     _pass: Pass | None = field(default=None, repr=False)
     _here: Position = field(default_factory=Position, repr=False)
     _resume: Position | None = field(default=None, repr=False)

@@ -20,7 +20,7 @@ from openipu.engine.types import Data
 
 import keras
 
-from .adapters import resident_bytes
+from .adapters import adapter_of, resident_bytes
 from .feed import Feed
 from .sources import ArraySource, Source, StreamSource
 
@@ -52,7 +52,7 @@ def make_feed(
     batch_size = validate.count("batch_size", batch_size, optional=True)
     steps = validate.count("steps", steps, optional=True)
     steps = limited("max_steps_per_epoch", keras.config.max_steps_per_epoch(), steps, told)
-    adapter = keras_api.get_data_adapter(
+    adapter = adapter_of(
         x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps, shuffle=shuffle, class_weight=class_weight
     )
     source = _source(adapter, where.replicas)
@@ -72,9 +72,6 @@ def limited(name: str, limit: int | None, value: Count, told: bool = False) -> C
 def _source(adapter: keras_api.DataAdapter, replicas: Replicas) -> Source:
     if not isinstance(adapter, keras_api.ArrayDataAdapter):
         return StreamSource(adapter, replicas)
-    samples, _, _ = keras_api.array_order(adapter)
-    if samples == 0:
-        raise ValueError("The data has 0 samples. Give arrays with at least one row.")
     size = resident_bytes(adapter)
     if size is None or size > RESIDENT_SHARE * free_memory(replicas):
         return StreamSource(adapter, replicas)

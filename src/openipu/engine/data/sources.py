@@ -32,6 +32,8 @@ class Pass(Protocol):
 class Source(Protocol):
     """Data that can be read in any number of passes."""
 
+    host: Tree
+    """All data as arrays in host memory, or None if it is not there."""
     resident: Tree
     num_batches: int | None
     batch_size: int | None
@@ -69,8 +71,8 @@ class ArraySource:
         self._replicas = replicas
         self.num_batches: int | None = adapter.num_batches
         self.changes = False
-        self._host = keras_api.converted_arrays(adapter)
-        self.resident: Tree = jax.device_put(self._host, replicas.everywhere())
+        self.host: Tree = keras_api.converted_arrays(adapter)
+        self.resident: Tree = jax.device_put(self.host, replicas.everywhere())
 
     def start(self, width: int) -> _ArrayPass:
         """Start a pass in a new order."""
@@ -83,7 +85,7 @@ class ArraySource:
     def first_batch(self) -> Tree:
         """Gather the first batch on the host."""
         rows = np.random.permutation(self._batch) if self._shuffle == "batch" else self._order()[: self._batch]
-        return jax.tree.map(lambda a: a[rows], self._host)
+        return jax.tree.map(lambda a: a[rows], self.host)
 
     def batch_bytes(self) -> int:
         """Count the row numbers, which are all that is sent."""
@@ -136,6 +138,8 @@ class StreamSource:
 
     def __init__(self, adapter: keras_api.DataAdapter, replicas: Replicas) -> None:
         self._adapter, self._replicas = adapter, replicas
+        arrays = isinstance(adapter, keras_api.ArrayDataAdapter)
+        self.host: Tree = keras_api.adapted_arrays(adapter) if arrays else None
         self.resident: Tree = None
         self.num_batches: int | None = adapter.num_batches
         self.batch_size: int | None = adapter.batch_size
@@ -187,10 +191,7 @@ class StreamSource:
             batches = adapters.batches(self._adapter)
             batch = next(batches, None)
             if batch is None:
-                raise ValueError(
-                    "The data source is empty: it gave 0 batches. Give at least one batch; a generator that is "
-                    "already used up cannot be read a second time."
-                )
+                raise adapters.empty_source()
             self._peeked = batch, batches
         return self._peeked
 

@@ -81,6 +81,7 @@ def fit(
     )  # fmt: skip
     log.info("%s: %s", model.name, describe_updates(feed, place.replicas, options))
     build(model, feed.source.first_batch)
+    session.check_labels("train", feed)
     container = _callback_list(model, callbacks, add_history=True, verbose=verbose, epochs=epochs, steps=feed.num_steps)
     return _train(session, feed, container, validation, initial_epoch, epochs)
 
@@ -201,6 +202,7 @@ def _evaluate(session: Session, feed: Feed, callbacks: CallbackList) -> Logs:
     model = session.model
     feed.restart()
     build(model, feed.source.first_batch)
+    session.check_labels("test", feed)
     model.stop_evaluating = False
     callbacks.on_test_begin()
     model.reset_metrics()

@@ -28,8 +28,9 @@ from openipu.engine.types import Tree
 import keras
 
 from .epoch import Epoch, make_epoch
-from .notices import mention_jit, refuse_eager
+from .labels import LabelCheck
 from .state_in_flight import StateInFlight
+from .step_by_step import check_step_by_step, mention_compiled, uncompiled_by
 from .step_function import StepFunction
 
 
@@ -74,6 +75,7 @@ class Session:
     def __init__(self, model: keras.Model, strategy: Strategy) -> None:
         self.model, self.strategy = model, strategy
         self.options = Options()
+        self._labels = LabelCheck(model)
         self._epochs: list[Epoch] = []
         self._pipelines: dict[Any, KerasPipeline] = {}
         self.validation: Feed | None = None
@@ -126,19 +128,35 @@ class Session:
             self._pipelines[key] = make_keras_pipeline(self.model, mode, options)
         return self._pipelines[key]
 
+    def left_to_keras(self, mode: Mode) -> bool:
+        """Whether Keras' own loop runs the model, because its steps must not be compiled.
+
+        Raises if that loop cannot do what the model's options and the configuration ask for.
+        """
+        setting = uncompiled_by(self.model)
+        if setting is not None:
+            place = None if self.pipelined else self.place
+            check_step_by_step(self.model, mode, setting, place, self.effective_options)
+        return setting is not None
+
     def function(self, mode: Mode, force: bool = False) -> StepFunction:
         """The model's step function for `mode`. It is made again after `compile` or a change of configuration."""
-        refuse_eager(self.model)
         name, place = f"{mode}_function", self.reserve_place()
         current = getattr(self.model, name, None)
         options = self.effective_options
         if force or not isinstance(current, StepFunction) or (current.place, current.options) != (place, options):
-            mention_jit(self.model)
+            mention_compiled(self.model)
             if place.replicas.count > 1 and mode != "predict":
                 mention_metrics(self.model.name, self.model.metrics)
             current = StepFunction(self.model, mode, place, options, self.pipeline(mode) if self.pipelined else None)
             setattr(self.model, name, current)
         return current
+
+    def check_labels(self, mode: Mode, feed: Feed) -> None:
+        """Raise an error if labels are not among the model's classes. Each feed is checked once."""
+        if self.options.check_labels and not feed.labels_checked and feed.source.host is not None:
+            self._labels.check(mode, feed.source.host, feed.source.batch_size)
+        feed.labels_checked = True
 
     def sync(self) -> None:
         """Put the running state, if there is one, back into the model's variables."""

@@ -12,6 +12,7 @@ from openipu.engine.core.state_layout import ReplicaLayout, StateLayout
 from openipu.engine.core.trainer import make_trainer
 from openipu.engine.devices.placement import Placement
 from openipu.engine.host_io.step_logs import StepLogs
+from openipu.engine.loop.arrays import rows_of
 from openipu.engine.loop.loop import Loop
 from openipu.engine.loop.replica_loop import ReplicaLoop, make_replica_loop
 from openipu.engine.pipeline.build.keras_pipeline import KerasPipeline, make_keras_loop
@@ -44,8 +45,11 @@ class StepFunction:
 
     def __call__(self, parts: tuple[Any, ...], iterator: Iterator[Any]) -> tuple[Any, tuple[Any, ...]]:
         """Run one step on the next batch, and return its logs or outputs and the new parts of the state."""
+        batch = next(iterator)
+        if self._mode == "train" and rows_of(batch) == 0:
+            raise ValueError("The batch has 0 samples. Give at least one row to train on.")
         state = self.spread.spread(state_of(self._mode, parts))
-        result, state = self.loop.execute_one(state, next(iterator))
+        result, state = self.loop.execute_one(state, batch)
         value = result.rows() if self._mode == "predict" else result.value
         return value, parts_of(self._mode, self.spread.gather(state))
 

@@ -19,6 +19,8 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.variables import AutocastScope, get_autocast_scope
 from keras.src.backend.jax.trainer import JAXTrainer
+from keras.src.layers.preprocessing.data_layer import DataLayer
+from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.models.functional import Functional, operation_fn, unpack_singleton
 from keras.src.ops.node import Node
 from keras.src.saving import object_registration
@@ -107,6 +109,15 @@ def overrides(model: keras.Model, name: str) -> bool:
     return getattr(type(model), name) is not getattr(JAXTrainer, name)
 
 
+def layers_without_jit(model: keras.Model) -> tuple[list[keras.Layer], list[keras.Layer]]:
+    """The layers because of which Keras does not compile the model's steps, and those of them that JAX can compile.
+
+    The latter are Keras' own random augmentations: TensorFlow cannot compile them.
+    """
+    found = [layer for layer in all_layers(model) if not layer.supports_jit]
+    return found, [layer for layer in found if isinstance(layer, DataLayer)]
+
+
 def update_metrics(
     model: keras.Model, values: Sequence[Array], loss: Array, x: Tree, y: Tree, y_pred: Tree, sample_weight: Tree
 ) -> Any:
@@ -132,6 +143,37 @@ def final_logs(model: keras.Model, logs: dict[str, Any]) -> dict[str, Any]:
 def in_order(model: keras.Model, logs: dict[str, Any]) -> Any:
     """Logs as the list or scalar that `evaluate` returns."""
     return model._flatten_metrics_in_order(logs)
+
+
+# --- losses ----------------------------------------------------------------------------------------------------------
+
+
+def compiled_loss(model: keras.Model) -> Any:
+    """The loss that `compile` made of all losses of a model, or None."""
+    return model._compile_loss
+
+
+def sparse_losses(model: keras.Model) -> list[keras.losses.Loss]:
+    """The sparse categorical crossentropies among the losses of a compiled and built model."""
+    losses = [entry.loss for entry in getattr(model._compile_loss, "_flat_losses", None) or ()]
+    return [loss for loss in losses if is_sparse(loss)]
+
+
+def is_sparse(loss: keras.losses.Loss) -> bool:
+    """Whether a loss is Keras' sparse categorical crossentropy, and not a variation of the user's own."""
+    cls = type(loss)
+    return (
+        isinstance(loss, LossFunctionWrapper)
+        and loss.fn is keras.losses.sparse_categorical_crossentropy
+        and cls.call is LossFunctionWrapper.call
+        and cls.__call__ is keras.losses.Loss.__call__
+    )
+
+
+def sparse_settings(loss: LossFunctionWrapper) -> tuple[int, int | None]:
+    """The axis of the classes, and the label that is ignored, if any."""
+    settings = loss._fn_kwargs
+    return settings.get("axis", -1), settings.get("ignore_class")
 
 
 # --- data adapters ---------------------------------------------------------------------------------------------------

@@ -288,6 +288,10 @@ STATELESS_APPLY = Patch(
     keras.optimizers.Optimizer, "stateless_apply", lifetime="while a user's `train_step` is traced", of_objects=True,
     reason="Gradients are mapped and reduced over replicas where a user's own step applies them.",
 )  # fmt: skip
+LOSS_CALLS = Patch(
+    keras.losses.Loss, "__call__", lifetime="while labels are compared with the model's outputs",
+    reason="Which labels meet which output is decided inside Keras' compiled loss.",
+)  # fmt: skip
 CHECK_FINITE = Patch(
     keras.optimizers.LossScaleOptimizer, "check_finite", lifetime="while a stage's update is traced", of_objects=True,
     reason="Whether a scaled loss has overflowed is decided from the gradients of all stages.",

@@ -141,7 +141,8 @@ class Execution:
             carry, before = self._left_over(carry, before)
         if self.tail is not None:
             # The tail belongs to the same step as the micro-batches of `extra` replicas, so it uses the same seed.
-            carry = carry._replace(state=with_counters(carry.state, before, remainder.extra > 0))
+            same_step = self._joins_tail(remainder.extra) > 0
+            carry = carry._replace(state=with_counters(carry.state, before, same_step))
             carry = self._of_tail(carry)
         return self._applied(carry)
 
@@ -162,8 +163,12 @@ class Execution:
         """Run the tail, which one replica has. All replicas predict it, because outputs leave from the first one."""
         remainder, me = self.remainder, self.replicas.index()
         active = remainder.takes_tail(me) | (self.step.outcome.collect == "all")
-        spot = Spot(remainder.extra * remainder.rows, remainder.replicas * remainder.rows)
+        spot = Spot(self._joins_tail(remainder.extra) * remainder.rows, remainder.replicas * remainder.rows)
         return self._micro(carry, None, self.tail, self._in_last(remainder.tail_rows), active, spot)
+
+    def _joins_tail(self, extra: Number) -> Number:
+        """The number of replicas in the step of the tail, before the one that has it."""
+        return 0 if self.step.applies else extra
 
     def _micro(
         self,
@@ -181,7 +186,7 @@ class Execution:
         new = as_before(new, carry.state)
         total = add(carry.total, gradients) if self.step.update else ()
         if mask is not None:
-            new = only_if(mask, self.replicas, new, carry.state)
+            new = only_if(mask, self.replicas, new, carry.state, self.step.applies)
             total = jax.tree.map(lambda a, b: jnp.where(mask, a, b), total, carry.total)
         kept = self.collector.add(carry.kept, index, result, True if mask is None else mask, new.metrics)
         return _Carry(new, total, kept)

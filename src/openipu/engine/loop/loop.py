@@ -52,8 +52,7 @@ class Result:
         body, tail = self.value
 
         def used(block: Array) -> np.ndarray:
-            batches = np.asarray(block).reshape(-1, *block.shape[2:])[: self.count]
-            return batches.reshape(-1, *block.shape[3:])
+            return _joined(_joined(np.asarray(block))[: self.count])
 
         parts = [jax.tree.map(used, body)] if self.count else []
         return concatenate([*parts, jax.tree.map(np.asarray, tail)] if self.has_tail else parts)
@@ -119,6 +118,11 @@ class Loop(abc.ABC):
             (state, resident, body, job.counts.pack(), job.tail),
             operations=functools.partial(self._operations, *specs),
         )
+
+
+def _joined(array: np.ndarray) -> np.ndarray:
+    """The array with its first two axes made one. Unlike -1 in `reshape`, this works without rows."""
+    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
 
 
 def _single(batch: Tree, replicas: Replicas) -> Slab:

@@ -46,16 +46,9 @@ class ReplicaLoop(Loop):
         self._step, self._spread = step, spread
 
     def _jobs(self, counts: Counts, slab: Slab) -> list[Job]:
-        replicas = self._place.replicas
-        if self._step.needs_all and replicas.count > 1 and (counts.extra or slab.tail is not None):
-            raise ValueError(
-                f"The model's own `train_step` updates the weights on every replica, but {slab.steps} batches are left "
-                f"for {replicas.count} replicas, or the last one is smaller. Give a multiple of {replicas.count} equal "
-                "batches."
-            )
         size = self._accumulation.steps
         whole, rest = counts.split(size)
-        full = prefers_known_length(replicas.platform) and whole.steps // size == length(slab.body) // size
+        full = prefers_known_length(self._place.replicas.platform) and whole.steps // size == length(slab.body) // size
         jobs = [Job(Form("all" if full else "any"), whole)] if whole.steps else []
         turns = bool(rest.steps or rest.extra)
         return [*jobs, Job(Form(turns=turns), rest, slab.tail)] if turns or slab.tail is not None else jobs

@@ -13,8 +13,8 @@ from .arrays import is_float
 from .remainder import Number
 
 
-def only_if(active: Number, replicas: Replicas, new: State, old: State) -> State:
-    """The new state if `active`, else the old one.
+def only_if(active: Number, replicas: Replicas, new: State, old: State, updated: bool) -> State:
+    """The new state if `active`, else the old one. If they were `updated`, all replicas have the same new weights.
 
     Random seeds advance everywhere, so that they stay equal on all replicas. All replicas get the mean of the moving
     statistics of those that are active.
@@ -27,9 +27,9 @@ def only_if(active: Number, replicas: Replicas, new: State, old: State) -> State
         return b + replicas.mean_of_active(a - b, active) if is_float(a) else a
 
     return State(
-        jax.tree.map(choose, new.trainable, old.trainable),
+        new.trainable if updated else jax.tree.map(choose, new.trainable, old.trainable),
         [settle(a, b) for a, b in zip(new.non_trainable, old.non_trainable, strict=True)],
-        jax.tree.map(choose, new.optimizer, old.optimizer),
+        new.optimizer if updated else jax.tree.map(choose, new.optimizer, old.optimizer),
         jax.tree.map(choose, new.metrics, old.metrics),
     )
 

@@ -110,7 +110,7 @@ class StageLoop(Loop):
         pipelining = self._pipelining
         table = compile_table(pipelining.table(length(body)))
         batch = jax.eval_shape(lambda r, b: fetch(r, row(b, 0)), resident, body)
-        if self._outcome.check is not None:
+        if self._outcome.check is not None and not self.programs:
             self._outcome.check(zeros(self._spread.whole(state)), zeros(batch))
         full, result = self._pipeline(table, state, batch)
         small, small_result = None, None
