@@ -19,7 +19,7 @@ from openipu.engine.fit.session import Session
 from openipu.engine.pipeline.build.stage_options import check_stage_options
 from openipu.engine.pipeline.partition import assignment as assign
 from openipu.engine.pipeline.partition import balance, split
-from openipu.engine.pipeline.partition.graph import Graph, Node
+from openipu.engine.pipeline.partition.nodes import Graph, Node
 from openipu.engine.pipeline.partition.recorded_calls import has_graph
 from openipu.engine.pipeline.partition.traced_call import note_inputs
 from openipu.engine.schedule.schedules import Schedule

@@ -196,6 +196,11 @@ def call_of(node: Node) -> tuple[keras.Operation, tuple[Any, ...], dict[str, Any
     return node.operation, node.arguments.args, node.arguments.kwargs, list(node.outputs)
 
 
+def input_name(tensor: keras.KerasTensor) -> str:
+    """The name of the layer that stands for an input of a graph. The tensor itself may have a made-up name."""
+    return str(tensor._keras_history.operation.name)
+
+
 def outputs_of(functional: Functional) -> Tree:
     """The symbolic outputs of a graph, in the structure that the model returns."""
     return unpack_singleton(functional._outputs_struct)

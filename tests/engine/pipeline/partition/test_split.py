@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import openipu  # noqa: F401 - chooses Keras' backend
 from openipu.engine.keras_compat.api import get_keras_mask
-from openipu.engine.pipeline.partition.graph import Graph, graph_of
+from openipu.engine.pipeline.partition.graph import graph_of
+from openipu.engine.pipeline.partition.nodes import Graph
 from openipu.engine.pipeline.partition.split import Stage, run_stage, split
 
 import jax

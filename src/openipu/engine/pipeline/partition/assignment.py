@@ -16,7 +16,8 @@ from openipu.engine.types import Tree
 
 import keras
 
-from .graph import Graph, NestedCall, Node, graph_of
+from .graph import graph_of
+from .nodes import Graph, NestedCall, Node
 from .recorded_calls import can_be_inlined, functional_of, has_graph
 from .split import Stage, split
 from .stage_marks import any_stages, stage_of, was_opened_by

@@ -1,8 +1,8 @@
 """A Keras model as a flat graph: the calls it makes, in an order in which they can run.
 
-Who does what: recorded_calls.py reads the graph that Keras records (Functional and Sequential models), and
-traced_call.py traces `call` (subclassed models). This file replaces nested models by what they contain, so that a stage
-may begin or end inside one.
+Who does what: nodes.py has the values that a graph is made of. recorded_calls.py reads the graph that Keras records
+(Functional and Sequential models), and traced_call.py traces `call` (subclassed models). This file replaces nested
+models by what they contain, so that a stage may begin or end inside one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from openipu.engine.keras_compat import api as keras_api
 from openipu.engine.types import Tree
@@ -18,125 +18,20 @@ from openipu.engine.types import Tree
 import jax
 import keras
 
+from .nodes import Entry, Graph, NestedCall, Node, Tensor, Training
 from .recorded_calls import (
     LayerCall,
     Recording,
     can_be_inlined,
     can_be_traced,
-    converted,
     default_training,
     has_graph,
     is_symbolic,
     recorded,
     replaces_call,
-    standardized,
 )
 from .stage_marks import stage_of
 from .traced_call import noted_inputs, traced
-
-Tensor: TypeAlias = keras.KerasTensor
-"""Stands for a value while nothing is computed."""
-Training = bool | Literal["as run"] | None
-"""The `training` argument of a call: fixed, the mode of the run, or not passed."""
-
-
-class NestedCall(NamedTuple):
-    """Call number `call` (from 0) of a nested model."""
-
-    model: keras.Model
-    call: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Node:
-    """One call of a layer or of an operation of `keras.ops`."""
-
-    operation: Any
-    """A `keras.Operation`, such as a layer, or an `Entry`."""
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outputs: tuple[Tensor, ...]
-    index: int
-    """Which call of its operation this is, counted over the graph."""
-    within: tuple[NestedCall, ...]
-    """The nested models that it is part of, the outermost first."""
-    stage: int | None
-    """The stage that a `PipelineStage` gave it."""
-    training: Training
-    """The `training` argument: the mode of the run, or a value that the model's own `call` chose."""
-
-    @property
-    def is_layer(self) -> bool:
-        """Whether it calls a layer, which must be given a stage. Other nodes follow their inputs."""
-        return isinstance(self.operation, keras.Layer)
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """Identifies the call: equal for the same call in another graph of the model."""
-        return id(self.operation), self.index
-
-    @property
-    def inputs(self) -> list[Tensor]:
-        """The tensors that it uses."""
-        return [leaf for leaf in keras.tree.flatten((self.args, self.kwargs)) if is_symbolic(leaf)]
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        """The variables that it uses: its layer's, and any among its arguments."""
-        leaves = keras.tree.flatten((self.args, self.kwargs))
-        own = self.operation.variables if self.is_layer else []
-        return [*own, *(leaf for leaf in leaves if isinstance(leaf, keras.Variable))]
-
-    def __str__(self) -> str:
-        name = "/".join([*(nested.model.name for nested in self.within), self.operation.name])
-        return f"{name} (call {self.index})" if self.index else name
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Graph:
-    """The calls of a model. Tensors are told apart by identity; each is an input or the output of one node."""
-
-    model: keras.Model
-    nodes: tuple[Node, ...]
-    inputs: tuple[Tensor, ...]
-    outputs: Tree
-    """Tensors in the structure of the model's outputs."""
-    traced: bool
-    """Whether it comes from tracing `call`, so that it is valid only for the shapes and the mode of the trace."""
-    training: bool
-    """The mode of the trace."""
-
-    def sources(self) -> dict[int, list[keras.Layer | Tensor]]:
-        """For each node, by identity: the layers and model inputs that it uses, directly or through operations."""
-        made: dict[int, list[Any]] = {id(tensor): [tensor] for tensor in self.inputs}
-        found: dict[int, list[Any]] = {}
-        for node in self.nodes:
-            used = {id(source): source for tensor in node.inputs for source in made[id(tensor)]}
-            found[id(node)] = list(used.values())
-            made.update((id(t), [node.operation] if node.is_layer else found[id(node)]) for t in node.outputs)
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """The entry into a nested model: converts inputs to the structure, dtype and rank that the model wants."""
-
-    model: keras.Model
-
-    @property
-    def name(self) -> str:
-        """A name for messages."""
-        return f"{self.model.name}:inputs"
-
-    def __call__(self, inputs: Tree, mask: Tree = None) -> list[Any]:
-        """The flat inputs of the nested model's graph."""
-        if not has_graph(self.model):
-            return converted(self.model, inputs)
-        values = standardized(self.model, inputs)
-        for value, given in zip(values, [] if mask is None else keras.tree.flatten(mask), strict=False):
-            if given is not None:
-                keras_api.set_keras_mask(value, given)
-        return values
 
 
 def graph_of(model: keras.Model, input_spec: Tree = None, training: bool = False) -> Graph:
@@ -156,7 +51,7 @@ def graph_of(model: keras.Model, input_spec: Tree = None, training: bool = False
     known = has_graph(model)
     record = recorded(model) if known else _trace(model, input_spec, training)
     build = _Build(training)
-    inputs = tuple(_fresh(tensor) for tensor in record.inputs)
+    inputs = tuple(map(_named, record.inputs) if known else map(_fresh, record.inputs))
     tensors = {id(tensor): new for tensor, new in zip(record.inputs, inputs, strict=True)}
     build.add(record, tensors, _Enclosing("as run" if known else None, known))
     traced = not known or build.traced
@@ -330,6 +225,13 @@ def _first(*stages: int | None) -> int | None:
 
 def _fresh(tensor: Tensor) -> Tensor:
     return keras.KerasTensor(tensor.shape, tensor.dtype, sparse=tensor.sparse, name=tensor.name)
+
+
+def _named(tensor: Tensor) -> Tensor:
+    """A model's input under the name of its input layer, which users know from `model.summary()`."""
+    fresh = _fresh(tensor)
+    fresh.name = keras_api.input_name(tensor)
+    return fresh
 
 
 def _symbols(tree: Tree) -> Iterator[Tensor]:

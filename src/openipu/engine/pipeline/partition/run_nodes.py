@@ -12,7 +12,7 @@ from openipu.engine.types import Array, Tree
 import jax
 import keras
 
-from .graph import Graph, Node
+from .nodes import Graph, Node
 from .recorded_calls import is_symbolic
 
 

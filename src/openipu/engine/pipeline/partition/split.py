@@ -17,7 +17,8 @@ from openipu.engine.types import Array, Tree
 
 import keras
 
-from .graph import Entry, Graph, Node, Tensor, graph_of
+from .graph import graph_of
+from .nodes import Entry, Graph, Node, Tensor
 from .recorded_calls import standardized
 from .run_nodes import run_node, with_values
 from .shared_seeds import own_seeds
