@@ -50,7 +50,8 @@ class Heavy(layers.Layer):
 
 def test_a_heavy_layer_has_a_stage_to_itself() -> None:
     model = keras.Sequential([keras.Input((64,)), *(layers.Dense(64) for _ in range(4)), Heavy(), layers.Dense(64)])
-    assert auto(model, 3) == [0, 0, 0, 0, 1, 2]
+    with pytest.warns(UserWarning, match=r"Stage 1 .* has 71% .* 33% would be even.*'heavy' \(Heavy\)\. Use fewer"):
+        assert auto(model, 3) == [0, 0, 0, 0, 1, 2]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -80,7 +81,8 @@ def test_turns_of_a_loop_are_counted() -> None:
     model = keras.Sequential([
         keras.Input((50, 8)), layers.LSTM(32, name="loop"), *(layers.Dense(32) for _ in range(4)),
     ])  # fmt: skip
-    assert auto(model, 2) == [0, 1, 1, 1, 1]
+    with pytest.warns(UserWarning, match=r"'loop' \(LSTM\), which cannot be cut: its `call` cannot be traced"):
+        assert auto(model, 2) == [0, 1, 1, 1, 1]
 
 
 class Decoder(keras.Model):
@@ -146,7 +148,7 @@ class Table(layers.Layer):
 
 
 def test_layers_without_a_configuration_are_cut() -> None:
-    tables = [np.ones((8, 8), "float32")] * 2 + [np.ones((8, 64), "float32"), np.ones((64, 64), "float32")]
+    tables = [np.ones((8, 8), "float32")] * 2 + [np.ones((8, 16), "float32"), np.ones((16, 8), "float32")]
     model = keras.Sequential([keras.Input((8,)), *(Table(table, ops.tanh) for table in tables)])
     with pytest.raises(NotImplementedError):
         model.layers[0].get_config()

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
-from openipu import _validate as validate
-from openipu.engine.types import Tree
+from openipu.engine.core.options import CLOSED, Opening
 
 import keras
 import numpy as np
 
-from .costs import BYTE, bytes_of, costs_of, values_of
-from .nodes import Graph
-from .run_nodes import Value
+from .costs import BYTE, bytes_of, costs_of
+from .nodes import Graph, Node
+from .run_nodes import Value, abstract_values
 from .split import complete
 
 LINK = 8.0
@@ -34,19 +34,33 @@ class Balance:
     """Estimated number of operations."""
     boundaries: tuple[int, ...]
     """Bytes between each stage and the next, for one micro-batch."""
-    names: tuple[str, ...]
-    """The name of each layer call."""
+    calls: tuple[Node, ...]
+    """The layer calls."""
+    shares: tuple[float, ...]
+    """What each layer call costs."""
+    opening: Opening = CLOSED
+    """The layers that are looked into."""
 
     @property
     def efficiency(self) -> float:
         """How busy the devices are if the estimates are right: the mean cost divided by the largest."""
         return sum(self.costs) / (len(self.costs) * max(self.costs))
 
+    @property
+    def tick(self) -> float:
+        """How long a tick takes, as a share of what one device takes for the whole model."""
+        return (max(self.costs) + max(self.boundaries) * BYTE * LINK) / sum(self.costs)
+
+    @property
+    def slowest(self) -> int:
+        """The stage that costs the most."""
+        return self.costs.index(max(self.costs))
+
     def __str__(self) -> str:
         total = sum(self.costs)
         lines = [f"{len(self.costs)} stages, balance {self.efficiency:.0%} (mean over largest cost)"]
         for stage, cost in enumerate(self.costs):
-            inside = [name for name, at in zip(self.names, self.stages, strict=True) if at == stage]
+            inside = [str(call) for call, at in zip(self.calls, self.stages, strict=True) if at == stage]
             layers = inside[0] if len(inside) == 1 else f"{inside[0]} ... {inside[-1]}"
             sends = f", sends {_size(self.boundaries[stage])}" if stage < len(self.boundaries) else ""
             count = f"{len(inside)} layer{'s' if len(inside) > 1 else ''}"
@@ -62,18 +76,15 @@ def _size(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def balanced(model: keras.Model, graph: Graph | None, stages: int | None, inputs: Tree = None) -> Balance:
-    """The best cut of a model into `stages` stages. `inputs` is a micro-batch, or its shapes and dtypes."""
-    stages = validate.count("stages", stages, least=2)
-    if graph is None:
-        raise RuntimeError(
-            f"Model {model.name!r} has not been built, so the costs of its layers are unknown. Give it a "
-            "`keras.Input`, or call `model.build(input_shape)` first."
-        )
-    layers = [node for node in graph.nodes if node.is_layer]
+def best_cut(graph: Graph, shapes: Sequence[Any], stages: int) -> Balance | None:
+    """The best cut of a graph into `stages` stages, or None if it has too few layer calls.
+
+    `shapes` has the shape and dtype of each input of the graph.
+    """
+    layers = tuple(node for node in graph.nodes if node.is_layer)
     if len(layers) < stages:
-        raise ValueError(_too_few(model, len(layers), stages))
-    values = values_of(graph, inputs)
+        return None
+    values = abstract_values(graph, shapes, training=True)
     anchors = _anchors(graph)
     costs = np.zeros(len(layers))
     for node, cost in zip(graph.nodes, costs_of(graph, values), strict=True):
@@ -81,17 +92,8 @@ def balanced(model: keras.Model, graph: Graph | None, stages: int | None, inputs
     traffic = _traffic(graph, values, anchors, len(layers))
     begins = cuts(costs, traffic * BYTE * LINK, stages)
     found = tuple(int(np.searchsorted(begins, i, "right")) for i in range(len(layers)))
-    shares = tuple(float(part.sum()) for part in np.split(costs, begins))
-    return Balance(found, shares, tuple(int(traffic[i]) for i in begins), tuple(str(node) for node in layers))
-
-
-def _too_few(model: keras.Model, layers: int, stages: int) -> str:
-    calls = "1 layer call" if layers == 1 else f"{layers} layer calls"
-    remedy = "It cannot be pipelined." if layers < 2 else f"Use at most {layers} stages."
-    return f"Model {model.name!r} has {calls}, too few for {stages} stages. {remedy}"
-
-
-# --- cuts ------------------------------------------------------------------------------------------------------------
+    sums = tuple(float(part.sum()) for part in np.split(costs, begins))
+    return Balance(found, sums, tuple(int(traffic[i]) for i in begins), layers, tuple(costs.tolist()), graph.opening)
 
 
 def _anchors(graph: Graph) -> dict[int, int]:

@@ -7,7 +7,6 @@ from types import FunctionType
 from typing import Any
 
 from openipu.engine.core.operation_count import operations
-from openipu.engine.keras_compat import api as keras_api
 from openipu.engine.types import Tree
 
 import jax
@@ -16,7 +15,7 @@ from jax.extend.core import ClosedJaxpr
 
 from .nodes import Graph, Node
 from .recorded_calls import is_symbolic, standardized
-from .run_nodes import Value, abstract_values, run_node, spec_of
+from .run_nodes import Value, program_of, spec_of
 
 BYTE = 20.0
 """How many operations take as long as reading or writing one byte of memory: some tens on CPUs, GPUs and TPUs."""
@@ -24,17 +23,11 @@ ROWS = 32
 """Rows of the micro-batch that costs are estimated for, unless the model or the caller says otherwise."""
 
 
-def values_of(graph: Graph, inputs: Tree) -> dict[int, Value]:
-    """The shape of every tensor of the graph in training, by the tensor's identity."""
-    if inputs is None:
-        return abstract_values(graph, _nominal(graph), training=True)
-    given = keras.tree.map_structure(spec_of, inputs)
-    flat = jax.eval_shape(lambda x: standardized(graph.model, x), given)
-    return abstract_values(graph, flat, training=True)
-
-
-def _nominal(graph: Graph) -> list[jax.ShapeDtypeStruct]:
-    """The shapes of the model's own inputs, with `ROWS` rows if their number is open."""
+def input_shapes(graph: Graph, inputs: Tree) -> list[Any]:
+    """Shape and dtype of each input of the graph: those of `inputs`, or `ROWS` rows of what the model declares."""
+    if inputs is not None:
+        given = keras.tree.map_structure(spec_of, inputs)
+        return list(jax.eval_shape(lambda x: standardized(graph.model, x), given))
     found = []
     for tensor in graph.inputs:
         shape = (tensor.shape[0] or ROWS, *tensor.shape[1:])
@@ -104,21 +97,10 @@ def _setting(value: Any, seen: set[int]) -> Hashable:
 def _cost(node: Node, values: dict[int, Value]) -> float:
     """The operations of a forward pass, plus its memory traffic expressed as operations."""
     variables, tensors = node.variables, node.inputs
-
-    def run(weights: list[Any], given: list[Value]) -> list[Any]:
-        env: dict[int, Any] = {}
-        for tensor, (value, mask) in zip(tensors, given, strict=True):
-            if mask is not None:
-                keras_api.set_keras_mask(value, mask)
-            env[id(tensor)] = value
-        with keras.StatelessScope(list(zip(variables, weights, strict=True))):
-            run_node(node, env, training=True)
-        return [env.get(id(tensor)) for tensor in node.outputs]
-
+    program = program_of([node], tensors, node.outputs, variables, values, training=True)
     given = [spec_of(v) for v in variables], [values[id(tensor)] for tensor in tensors]
-    traced = jax.make_jaxpr(run)(*given)
     moved = bytes_of(given) + bytes_of([values[id(tensor)] for tensor in node.outputs])
-    return operations(traced) + BYTE * moved
+    return operations(program.jaxpr) + BYTE * moved
 
 
 def cost_of(closed: ClosedJaxpr) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from openipu.engine.core.options import CLOSED, Opening
 from openipu.engine.keras_compat import api as keras_api
 from openipu.engine.types import Tree
 
@@ -19,9 +20,9 @@ Training = bool | Literal["as run"] | None
 
 
 class NestedCall(NamedTuple):
-    """Call number `call` (from 0) of a nested model."""
+    """Call number `call` (from 0) of a nested model, or of a layer that is looked into."""
 
-    model: keras.Model
+    model: keras.Layer
     call: int
 
 
@@ -83,6 +84,10 @@ class Graph:
     """Whether it comes from tracing `call`, so that it is valid only for the shapes and the mode of the trace."""
     training: bool
     """The mode of the trace."""
+    opening: Opening = CLOSED
+    """The layers that it looks into."""
+    refused: tuple[tuple[keras.Layer, str], ...] = ()
+    """Layers that it was to look into but cannot, and why."""
 
     def sources(self) -> dict[int, list[keras.Layer | Tensor]]:
         """For each node, by identity: the layers and model inputs that it uses, directly or through operations."""
@@ -99,7 +104,7 @@ class Graph:
 class Entry:
     """The entry into a nested model: converts inputs to the structure, dtype and rank that the model wants."""
 
-    model: keras.Model
+    model: keras.Layer
 
     @property
     def name(self) -> str:
@@ -115,3 +120,33 @@ class Entry:
             if given is not None:
                 keras_api.set_keras_mask(value, given)
         return values
+
+
+@dataclass(frozen=True, slots=True)
+class LayerEntry(Entry):
+    """The entry into a layer that is looked into: converts its inputs, and returns some of their masks as values."""
+
+    masked: tuple[int, ...]
+    """The numbers of the inputs whose masks follow the inputs."""
+
+    def __call__(self, inputs: Tree, mask: Tree = None) -> list[Any]:  # noqa: ARG002
+        """The converted inputs, then the masks."""
+        values = converted(self.model, inputs)
+        return [*values, *(keras_api.get_keras_mask(values[i]) for i in self.masked)]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerExit:
+    """The exit from a layer that is looked into and supports masking: gives the outputs their masks."""
+
+    layer: keras.Layer
+
+    @property
+    def name(self) -> str:
+        """A name for messages."""
+        return f"{self.layer.name}:outputs"
+
+    def __call__(self, outputs: list[Any], previous_mask: Tree, inputs: Tree) -> list[Any]:
+        """The outputs. `inputs` is None unless the layer computes masks itself."""
+        keras_api.set_output_masks(self.layer, inputs, outputs, previous_mask)
+        return outputs
