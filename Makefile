@@ -8,6 +8,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Its models join the slow tests. It also asks for tensorflow-text, which brings a second TensorFlow that overwrites the
+# files of tensorflow-cpu; the models need neither, so it is installed without what it asks for.
+HUB := keras-hub==0.32.0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all check bench clean
@@ -29,6 +32,7 @@ $(VENV)/.runtime: pyproject.toml | $(BIN)/pip
 $(VENV)/.dev: pyproject.toml | $(BIN)/pip
 	@echo 'Installing OpenIPU and its development tools into $(VENV), this takes a few minutes ...'
 	@$(PIP) install --quiet --editable '.[dev]'
+	@$(PIP) install --quiet --no-deps $(HUB)
 	@touch $(VENV)/.runtime $@
 
 setup: $(VENV)/.dev

@@ -114,6 +114,14 @@ def nested_many() -> keras.Model:
     return keras.Model([left, right], second[0])
 
 
+def nested_losses() -> keras.Model:
+    """A layer that adds a loss, called twice in a nested model: Keras keeps both losses. The model is called twice."""
+    layer, inner_in = Scaled(), keras.Input((6,))
+    inner = keras.Model(inner_in, layer(layers.Dense(6, "tanh")(layer(inner_in))))
+    x = layers.Dense(6)(inputs := keras.Input((6,)))
+    return keras.Model(inputs, inner(layers.Dense(6)(inner(x))))
+
+
 def masked() -> keras.Model:
     """A mask goes over stage boundaries, also into the loss."""
     inputs = keras.Input((6,), dtype="int32")
@@ -286,6 +294,7 @@ MODELS = {
     "listed": Model(listed, lambda rng: [rows(4)(rng), rng.integers(1, 5, BATCH)]),
     "shared": Model(shared, rows(6)),
     "nested": Model(nested, rows(6)),
+    "nested_losses": Model(nested_losses, rows(6)),
     "nested_many": Model(nested_many, lambda rng: [rows(3)(rng), rows(2)(rng)]),
     "masked": Model(masked, tokens),
     "masked_nested": Model(masked_nested, tokens),

@@ -71,8 +71,9 @@ def in_micro_batches(model: keras.Model, rows: int) -> None:
         for start in range(0, count, rows):
             part = slice(start, start + rows)
             gradient = jax.grad(self.compute_loss_and_updates, has_aux=True)
+            own = keras.tree.map_structure(lambda a: a[part], x)  # noqa: B023 - called at once
             found, (value, output, other, _) = gradient(
-                trainable, other, metrics, x[part], y[part], None, training=True, optimizer_variables=optimizer
+                trainable, other, metrics, own, y[part], None, training=True, optimizer_variables=optimizer
             )
             share = len(y[part]) / count
             found = [share * g for g in found]

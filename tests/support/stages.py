@@ -21,7 +21,7 @@ def options(model: Any) -> engine_options.Options:
 
 def stages(model: Any, x: Any = None, training: bool = False) -> list[list[str]]:
     """The names of the layers of each stage, as they are run."""
-    found = stages_of_model(model, options(model).stages, x, training)
+    found = stages_of_model(model, options(model).stages, x, training, options(model).opening)
     return [[str(node) for node in stage.nodes if node.is_layer] for stage in found]
 
 

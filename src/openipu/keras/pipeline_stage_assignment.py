@@ -1,8 +1,10 @@
 """The objects through which you read and set the stages of a model: one per layer call, nested like the models.
 
-for assignment in (stages := model.get_pipeline_stage_assignment()):
-    assignment.pipeline_stage = 0 if assignment.layer.name.startswith("encoder") else 1
+for one in (stages := model.get_pipeline_stage_assignment()):
+    one.pipeline_stage = 0 if one.layer.name.startswith("encoder") else 1
 model.set_pipeline_stage_assignment(stages)
+
+docs/pipelining.md has the loop for models inside models.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from openipu import _validate as validate
-from openipu.engine.pipeline.partition.graph import Graph, Node
+from openipu.engine.pipeline.partition.nodes import Graph, Node
 from openipu.engine.pipeline.partition.recorded_calls import has_graph
 
 import keras

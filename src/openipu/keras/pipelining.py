@@ -8,6 +8,7 @@ from typing import Any
 
 from openipu import _validate as validate
 from openipu.engine.core.accumulation import Accumulation, Reduction, check_divided, dtype_option
+from openipu.engine.core.options import CLOSED
 from openipu.engine.core.pipelining import (
     PipelineSchedule,
     Pipelining,
@@ -18,8 +19,8 @@ from openipu.engine.core.updates import Updates
 from openipu.engine.fit.session import Session
 from openipu.engine.pipeline.build.stage_options import check_stage_options
 from openipu.engine.pipeline.partition import assignment as assign
-from openipu.engine.pipeline.partition import balance, split
-from openipu.engine.pipeline.partition.graph import Graph, Node
+from openipu.engine.pipeline.partition import automatic, split
+from openipu.engine.pipeline.partition.nodes import Graph, Node
 from openipu.engine.pipeline.partition.recorded_calls import has_graph
 from openipu.engine.pipeline.partition.traced_call import note_inputs
 from openipu.engine.schedule.schedules import Schedule
@@ -68,23 +69,22 @@ class PipeliningExtension:
                 default, 32 rows of the shapes that the model declares.
             print_fn: With "auto": prints the balance of the stages; None prints nothing.
         """
-        graph, calls = _calls(self, inputs)
         if isinstance(pipeline_stage_assignment, str) and pipeline_stage_assignment == "auto":
-            found = balance.balanced(self, graph, stages, inputs)
+            found = automatic.balanced(self, stages, inputs)
             if print_fn:
                 print_fn(str(found))
-            numbers = list(found.stages)
-        else:
-            if stages is not None:
-                raise ValueError(f'`stages` is {stages}, but the assignment is a list. Give `stages` only with "auto".')
-            numbers = objects.collected(self, calls, pipeline_stage_assignment)
-            _check_order(self, graph, calls, numbers)
-        table = tuple((node.operation.name, stage) for node, stage in zip(calls, numbers, strict=True))
-        self._set_ipu_options(stages=table)
+            self._set_ipu_options(stages=_table(found.calls, found.stages), opening=found.opening)
+            return
+        graph, calls = _calls(self, inputs)
+        if stages is not None:
+            raise ValueError(f'`stages` is {stages}, but the assignment is a list. Give `stages` only with "auto".')
+        numbers = objects.collected(self, calls, pipeline_stage_assignment)
+        _check_order(self, graph, calls, numbers)
+        self._set_ipu_options(stages=_table(calls, numbers))
 
     def reset_pipeline_stage_assignment(self) -> None:
         """Remove all stages, including those of `PipelineStage`: the model is no longer pipelined."""
-        self._set_ipu_options(stages=())
+        self._set_ipu_options(stages=(), opening=CLOSED)
 
     def print_pipeline_stage_assignment_summary(
         self, line_length: int | None = None, print_fn: Callable[[str], object] | None = None
@@ -189,8 +189,12 @@ def saved_stages(model: keras.Model, stages: assign.Stages | None) -> assign.Sta
 # --- stages ----------------------------------------------------------------------------------------------------------
 
 
+def _table(calls: Sequence[Node], stages: Sequence[int]) -> assign.Stages:
+    return tuple((node.operation.name, stage) for node, stage in zip(calls, stages, strict=True))
+
+
 def _calls(model: keras.Model, inputs: Tree = None) -> tuple[Graph | None, tuple[Node, ...]]:
-    graph = assign.graph_for_stages(model, inputs)
+    graph = assign.graph_for_stages(model, inputs, model._ipu_session.options.opening)
     return graph, assign.layer_calls(model, graph)
 
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from openipu.engine.pipeline.partition.graph import Graph, Node
+from openipu.engine.pipeline.partition.nodes import Graph, Node
 
 import keras
 

@@ -7,7 +7,7 @@ import enum
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .pipelining import Pipelining
 from .updates import Updates
@@ -32,6 +32,27 @@ class MetricReduction(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Opening:
+    """The layers that are cut inside, like nested models (pipeline/partition/opened_layer.py)."""
+
+    layers: tuple[int, ...] = ()
+    """Their numbers among all layers of the model."""
+    shapes: tuple[tuple[tuple[int, ...], str], ...] = ()
+    """Shape and dtype of each input of the model for which they were opened."""
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any] | None) -> Opening:
+        """The inverse of `dataclasses.asdict`."""
+        if not values:
+            return cls()
+        return cls(tuple(values["layers"]), tuple((tuple(shape), dtype) for shape, dtype in values["shapes"]))
+
+
+CLOSED = Opening()
+"""No layer is cut inside."""
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """The options of one model."""
 
@@ -45,6 +66,8 @@ class Options:
 
     None: as `PipelineStage` says. Empty: not pipelined.
     """
+    opening: Opening = CLOSED
+    """Which layers `stages` looks into."""
     pipelining: Pipelining | None = None
     """How the stages run; None means `Pipelining()`."""
     live_callbacks: bool = False
@@ -94,10 +117,12 @@ class Options:
             del values[name]
         reduction = MetricReduction[values.pop("metric_reduction")]
         stages, pipelining = values.pop("stages", None), values.pop("pipelining", None)
+        opening = Opening.from_dict(values.pop("opening", None))
         return cls(
             updates,
             reduction,
             stages=None if stages is None else tuple((name, stage) for name, stage in stages),
+            opening=opening,
             pipelining=None if pipelining is None else Pipelining.from_dict(pipelining),
             **values,
         )

@@ -9,16 +9,19 @@ from __future__ import annotations
 import collections
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from openipu.engine.types import Array, Data, Tree
 
+import jax.numpy as jnp
 import keras
+import numpy as np
 from keras.src import api_export
 from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.variables import AutocastScope, get_autocast_scope
 from keras.src.backend.jax.trainer import JAXTrainer
+from keras.src.layers.layer import CallContext, CallSpec
 from keras.src.layers.preprocessing.data_layer import DataLayer
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.models.functional import Functional, operation_fn, unpack_singleton
@@ -30,7 +33,7 @@ from keras.src.trainers.data_adapters.array_slicing import Sliceable, convert_to
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset, PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
-from keras.src.utils.python_utils import pythonify_logs
+from keras.src.utils.python_utils import is_default, pythonify_logs
 
 __all__ = [
     "ArrayDataAdapter",
@@ -48,6 +51,16 @@ __all__ = [
     "train_validation_split",
 ]
 
+
+class CallArguments(NamedTuple):
+    """What Keras passes to the `call` of a layer, and what it looks at for the mask of the outputs."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    first: Tree
+    previous_mask: Tree
+
+
 # --- variables and optimizers ----------------------------------------------------------------------------------------
 
 
@@ -60,6 +73,26 @@ def drop_values(variables: Sequence[keras.Variable]) -> None:
     """Free the memory of variables. Each one is empty until it is assigned again."""
     for variable in variables:
         variable._value = None
+
+
+@contextlib.contextmanager
+def placeholders(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Until the block ends, empty variables can be read where only their shape matters. They are zero and take no room.
+
+    Keras fills in an initial value there, but a variable that had a value does not know its initializer any more.
+    """
+
+    def zeros(shape: Sequence[int], dtype: str) -> np.ndarray:
+        return np.broadcast_to(np.zeros((), jnp.dtype(dtype)), shape)
+
+    empty = [(variable, variable._initializer) for variable in variables if not has_value(variable)]
+    for variable, _ in empty:
+        variable._initializer = zeros
+    try:
+        yield
+    finally:
+        for variable, initializer in empty:
+            variable._initializer = initializer
 
 
 def stored_dtype(variable: keras.Variable) -> str:
@@ -238,6 +271,11 @@ def call_of(node: Node) -> tuple[keras.Operation, tuple[Any, ...], dict[str, Any
     return node.operation, node.arguments.args, node.arguments.kwargs, list(node.outputs)
 
 
+def input_name(tensor: keras.KerasTensor) -> str:
+    """The name of the layer that stands for an input of a graph. The tensor itself may have a made-up name."""
+    return str(tensor._keras_history.operation.name)
+
+
 def outputs_of(functional: Functional) -> Tree:
     """The symbolic outputs of a graph, in the structure that the model returns."""
     return unpack_singleton(functional._outputs_struct)
@@ -265,6 +303,35 @@ def shapes_built_with(model: keras.Model) -> Any:
     return next(iter((model._build_shapes_dict or {}).values()), None)
 
 
+def can_be_replayed(layer: keras.Layer) -> bool:
+    """Whether calling the layer does nothing special around its `call`: no quantization, no recomputation."""
+    return bool(layer._convert_input_args) and layer.quantization_mode is None and layer._remat_mode is None
+
+
+def with_masks(layer: keras.Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
+    """The arguments that Keras passes to the layer's `call`: with masks for the parameters named after tensors."""
+    spec = CallSpec(layer._call_signature, layer._call_context_args, args, kwargs)
+    tensors, given = spec.tensor_arguments_dict, spec.arguments_dict
+    names = {name: f"{name}_mask" for name in tensors} if len(tensors) > 1 else dict.fromkeys(tensors, "mask")
+    for name, mask in names.items():
+        if mask in spec.argument_names and given[mask] is None:
+            kwargs[mask] = keras.tree.map_structure(get_keras_mask, tensors[name])
+    previous = kwargs.get("mask")
+    if previous is None:
+        previous = keras.tree.map_structure(get_keras_mask, spec.first_arg)
+    return CallArguments(args, kwargs, spec.first_arg, previous)
+
+
+def computes_masks(layer: keras.Layer) -> bool:
+    """Whether the layer has a `compute_mask` of its own. By default, outputs have the mask of the inputs."""
+    return not is_default(layer.compute_mask)
+
+
+def set_output_masks(layer: keras.Layer, inputs: Tree, outputs: list[Any], previous: Tree) -> None:
+    """Give the outputs of a layer that supports masking their masks, as Keras does after its `call`."""
+    layer._set_mask_metadata(inputs, outputs, previous)
+
+
 def clear_losses(layer: keras.Layer) -> None:
     """Drop the losses that a layer has added in the scope, as Keras does when it calls a layer again."""
     layer._clear_losses()
@@ -281,6 +348,17 @@ def in_layer_call() -> bool:
 def called_layer() -> keras.Layer | None:
     """The outermost layer that is being called, or None."""
     return getattr(global_state.get_global_attribute("current_call_ctx"), "entry_layer", None)
+
+
+@contextlib.contextmanager
+def inside_call(layer: keras.Layer) -> Iterator[None]:
+    """Until the block ends, layers are called as if from `layer`, so they keep the losses of earlier calls."""
+    before = global_state.get_global_attribute("current_call_ctx")
+    global_state.set_global_attribute("current_call_ctx", CallContext(entry_layer=layer))
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute("current_call_ctx", before)
 
 
 def in_stateless_scope() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openipu as ipu
@@ -230,3 +231,19 @@ def test_summary_of_a_functional_model(capsys: pytest.CaptureFixture[str]) -> No
     assert any(line.split() == ["sum", "(Add)", "(0)", "left,", "right", "None"] for line in lines)
     assert len(printed(nested())[1]) == 89
     assert any("inner/first (Dense) (1)" in line for line in printed(nested()))
+
+
+def test_the_summary_names_unnamed_inputs_as_keras_does() -> None:
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, dense("a")(inputs))
+    assert any(line.split()[-2] == model.layers[0].name for line in printed(model) if line.startswith("a "))
+    assert model.layers[0].name.startswith("input_layer")
+
+
+def test_the_loop_of_the_page_sets_nested_models_too(repository: Path) -> None:
+    page = (repository / "docs" / "pipelining.md").read_text(encoding="utf-8")
+    code = next(part for part in page.split("```python\n")[1:] if part.startswith("def layer_calls"))
+    inner = keras.Sequential([keras.Input((3,)), dense("encoder_a"), dense("b")], name="inner")
+    model = keras.Sequential([keras.Input((3,)), inner, dense("c")])
+    exec(code.split("```")[0], {"model": model})
+    assert stages(model) == [["inner/encoder_a"], ["inner/b", "c"]]

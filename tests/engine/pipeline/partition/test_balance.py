@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import openipu as ipu
-from openipu.engine.pipeline.partition import balance
+from openipu.engine.pipeline.partition import balance, costs
 from openipu.engine.pipeline.partition.assignment import stages_of_model
 
 import keras
@@ -50,7 +50,8 @@ class Heavy(layers.Layer):
 
 def test_a_heavy_layer_has_a_stage_to_itself() -> None:
     model = keras.Sequential([keras.Input((64,)), *(layers.Dense(64) for _ in range(4)), Heavy(), layers.Dense(64)])
-    assert auto(model, 3) == [0, 0, 0, 0, 1, 2]
+    with pytest.warns(UserWarning, match=r"Stage 1 .* has 71% .* 33% would be even.*'heavy' \(Heavy\)\. Use fewer"):
+        assert auto(model, 3) == [0, 0, 0, 0, 1, 2]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -80,7 +81,8 @@ def test_turns_of_a_loop_are_counted() -> None:
     model = keras.Sequential([
         keras.Input((50, 8)), layers.LSTM(32, name="loop"), *(layers.Dense(32) for _ in range(4)),
     ])  # fmt: skip
-    assert auto(model, 2) == [0, 1, 1, 1, 1]
+    with pytest.warns(UserWarning, match=r"'loop' \(LSTM\), which cannot be cut: its `call` cannot be traced"):
+        assert auto(model, 2) == [0, 1, 1, 1, 1]
 
 
 class Decoder(keras.Model):
@@ -132,3 +134,43 @@ def test_what_auto_needs() -> None:
     assert auto(model, 2, inputs=np.ones((2, 7, 3), "float32")) == [0, 1]
     with pytest.raises(ValueError, match='Give `stages` only with "auto"'):
         stack().set_pipeline_stage_assignment([0, 0, 1, 1], stages=2)
+
+
+class Table(layers.Layer):
+    """Settings that no configuration can hold."""
+
+    def __init__(self, table: np.ndarray, then: Any) -> None:
+        super().__init__()
+        self.table, self.then = table, then
+
+    def call(self, inputs: Any) -> Any:
+        return self.then(ops.matmul(inputs, self.table))
+
+
+def test_layers_without_a_configuration_are_cut() -> None:
+    tables = [np.ones((8, 8), "float32")] * 2 + [np.ones((8, 16), "float32"), np.ones((16, 8), "float32")]
+    model = keras.Sequential([keras.Input((8,)), *(Table(table, ops.tanh) for table in tables)])
+    with pytest.raises(NotImplementedError):
+        model.layers[0].get_config()
+    assert auto(model, 2) == [0, 0, 1, 1]
+
+
+def test_equal_layers_are_estimated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimated = []
+    original = costs._cost
+    monkeypatch.setattr(costs, "_cost", lambda node, values: estimated.append(str(node)) or original(node, values))
+    blocks = [layers.Dense(6, "tanh" if i % 2 else None, name=f"d{i}") for i in range(4)]
+    auto(keras.Sequential([keras.Input((6,)), *blocks, layers.Dense(3, name="d4")]), 2)
+    assert estimated == ["d0", "d1", "d4"]
+
+
+def test_messages_count_and_name_things_properly() -> None:
+    with pytest.raises(ValueError, match=r"has 1 layer call, too few for 2 stages. It cannot be pipelined."):
+        auto(keras.Sequential([keras.Input((3,)), dense("a")]), 2)
+    with pytest.raises(ValueError, match=r"has 2 layer calls, too few for 3 stages. Use at most 2 stages."):
+        auto(keras.Sequential([keras.Input((3,)), dense("a"), dense("b")]), 3)
+    first, second = keras.Input((3,)), keras.Input((None, 3))
+    model = keras.Model([first, second], dense("b")(second) + dense("a")(first))
+    name = next(layer.name for layer in model.layers if layer.output is second)
+    with pytest.raises(ValueError, match=rf"Input '{name}' has the shape \(None, None, 3\)"):
+        auto(model, 2)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import openipu  # noqa: F401 - chooses Keras' backend
-from openipu.engine.keras_compat.api import get_keras_mask
-from openipu.engine.pipeline.partition.graph import Graph, graph_of
+from openipu.engine.keras_compat.api import drop_values, has_value
+from openipu.engine.pipeline.partition.graph import graph_of
+from openipu.engine.pipeline.partition.nodes import Graph
 from openipu.engine.pipeline.partition.split import Stage, run_stage, split
 
 import jax
@@ -18,6 +19,7 @@ import pytest
 from keras import layers, ops
 
 import pipeline_zoo as zoo
+from stage_runs import equal, evenly, reference, run_all
 from zoo import policy
 
 
@@ -27,58 +29,6 @@ def make(name: str) -> tuple[keras.Model, Any]:
     with policy(case.policy):
         model = case.make()
     return model, case.inputs(np.random.default_rng(1))
-
-
-def evenly(graph: Graph, count: int) -> list[int | None]:
-    """The layers in equal parts; operations go where they can."""
-    total = sum(node.is_layer for node in graph.nodes)
-    seen, stages = 0, []
-    for node in graph.nodes:
-        stages.append(min(seen * count // total, count - 1) if node.is_layer else None)
-        seen += node.is_layer
-    return stages
-
-
-class Result(NamedTuple):
-    """What a step leaves behind."""
-
-    outputs: Any
-    masks: list[Any]
-    state: list[Any]
-    loss: Any
-
-
-def result(outputs: Any, state: list[Any], losses: list[Any]) -> Result:
-    return Result(outputs, [get_keras_mask(leaf) for leaf in keras.tree.flatten(outputs)], state, sum(losses))
-
-
-def run_all(stages: Sequence[Stage], x: Any, training: bool) -> Result:
-    """Each stage is given the variables that it owns or borrows, and no others. Seeds are its own."""
-    model, boundary, losses = stages[0].graph.model, (), []
-    start = {id(v): v.value for v in model.variables}
-    values = dict(start)
-    for stage in stages:
-        mine = {id(v) for v in (*stage.variables, *stage.borrows)}
-        known = values | {id(v): start[id(v)] for v in model.variables if v.dtype == "uint32"}
-        mapping = [(v, known[id(v)]) for v in model.variables if id(v) in mine]
-        with keras.StatelessScope(mapping, collect_losses=True) as scope:
-            boundary = run_stage(stage, boundary, x, training)
-        values |= {id(v): scope.get_current_value(v) for v, _ in mapping}
-        losses += [*scope.losses, *(v.regularizer(v) for v in stage.variables if getattr(v, "regularizer", None))]
-    return result(boundary, [values[id(v)] for v in model.non_trainable_variables], losses)
-
-
-def reference(model: keras.Model, x: Any, training: bool) -> Result:
-    values = [v.value for v in model.trainable_variables], [v.value for v in model.non_trainable_variables]
-    told = {"training": training} if model._call_has_training_arg else {}
-    return result(*model.stateless_call(*values, x, return_losses=True, **told))
-
-
-def equal(actual: Any, expected: Any) -> None:
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(np.asarray(a, "float64"), np.asarray(b, "float64"))
 
 
 def stages_of(name: str, count: int, training: bool = True) -> tuple[tuple[Stage, ...], Any]:
@@ -201,6 +151,36 @@ def test_tracing_leaves_no_traces() -> None:
     assert [(len(la._inbound_nodes), len(la._outbound_nodes)) for la in model._flatten_layers()] == before
     assert model.blocks[0].kernel.value is value
     equal(ops.transpose(model.blocks[0].kernel), value.T)
+
+
+def test_a_model_is_traced_while_its_variables_are_empty() -> None:
+    """As in the middle of `fit`, where their values are on the devices."""
+
+    class Norm(layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = layers.LayerNormalization()
+
+        def call(self, inputs: Any) -> Any:
+            return self.norm(inputs)
+
+    class Norms(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = Norm(), Norm()
+
+        def call(self, inputs: Any) -> Any:
+            return self.last(self.first(inputs))
+
+    model = Norms()
+    model(np.ones((2, 4, 6), "float32"))
+    values = [v.value for v in model.variables]
+    drop_values(model.variables)
+    graph = graph_of(model, np.ones((3, 4, 6), "float32"))
+    assert graph.outputs.shape == (3, 4, 6)
+    assert not any(map(has_value, model.variables))
+    for variable, value in zip(model.variables, values, strict=True):
+        variable.assign(value)
 
 
 def test_what_call_does_with_layers_is_in_the_order_of_calls() -> None:

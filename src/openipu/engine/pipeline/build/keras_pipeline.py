@@ -45,7 +45,7 @@ def make_keras_pipeline(model: keras.Model, mode: Mode, options: Options) -> Ker
         raise RuntimeError(
             f"Model {model.name!r} is pipelined but not built, so its stages are not known. Call it on a batch first."
         )
-    stages = stages_of_model(model, options.stages, training=mode == "train")
+    stages = stages_of_model(model, options.stages, training=mode == "train", opening=options.opening)
     pipelining = (options.pipelining or Pipelining()).for_stages(len(stages), mode == "train")
     check_all_devices_used(pipelining)
     if pipelining.training:

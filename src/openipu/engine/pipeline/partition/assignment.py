@@ -10,13 +10,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from openipu.engine.core.options import CLOSED, Opening
 from openipu.engine.keras_compat.api import all_layers, nodes_of
 from openipu.engine.keras_compat.build_model import is_built
 from openipu.engine.types import Tree
 
 import keras
 
-from .graph import Graph, NestedCall, Node, graph_of
+from .graph import graph_of
+from .nodes import Graph, NestedCall, Node
 from .recorded_calls import can_be_inlined, functional_of, has_graph
 from .split import Stage, split
 from .stage_marks import any_stages, stage_of, was_opened_by
@@ -25,11 +27,11 @@ Stages = tuple[tuple[str, int], ...]
 """The name and the stage of each layer call, in the order of `layer_calls`."""
 
 
-def graph_for_stages(model: keras.Model, input_spec: Tree = None) -> Graph | None:
+def graph_for_stages(model: keras.Model, input_spec: Tree = None, opening: Opening = CLOSED) -> Graph | None:
     """The graph whose layer calls get stages, or None for a Sequential model that is not built."""
     if isinstance(model, keras.Sequential) and not has_graph(model):
         return None
-    return graph_of(model, input_spec, training=True)
+    return graph_of(model, input_spec, True, opening)
 
 
 def layer_calls(model: keras.Model, graph: Graph | None) -> tuple[Node, ...]:
@@ -119,15 +121,19 @@ def stages_of_nodes(graph: Graph, stages: Stages | None, input_spec: Tree = None
     model = graph.model
     if stages is None:
         return [node.stage for node in graph.nodes]
-    same = not graph.traced or graph.training
-    calls = layer_calls(model, graph if same else graph_for_stages(model, input_spec))
+    same = graph.training or not (graph.traced or graph.opening.layers)
+    calls = layer_calls(model, graph if same else graph_for_stages(model, input_spec, graph.opening))
     found = zip(calls, current_stages(calls, stages, model), strict=True)
     known = {node.key: stage for node, stage in found}
     return [known.get(node.key, node.stage) for node in graph.nodes]
 
 
 def stages_of_model(
-    model: keras.Model, stages: Stages | None, input_spec: Tree = None, training: bool = False
+    model: keras.Model,
+    stages: Stages | None,
+    input_spec: Tree = None,
+    training: bool = False,
+    opening: Opening = CLOSED,
 ) -> tuple[Stage, ...]:
     """The model cut into stages, ready to run.
 
@@ -136,6 +142,7 @@ def stages_of_model(
         stages: The table in its options.
         input_spec: The inputs of one micro-batch, or anything in their structure with `shape` and `dtype`.
         training: The mode in which the `call` of a subclassed model is traced.
+        opening: The layers that the table looks into.
     """
-    graph = graph_of(model, input_spec, training)
+    graph = graph_of(model, input_spec, training, opening)
     return split(graph, stages_of_nodes(graph, stages, input_spec))

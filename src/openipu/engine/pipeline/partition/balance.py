@@ -1,38 +1,28 @@
 """A model and a number of stages -> the cut with the fastest slowest stage.
 
-The cost of a layer is estimated from the operations in its trace and the bytes it reads and writes; nothing is run.
 Layers keep their order, and a stage is a run of consecutive layers. All devices go through the ticks together, so a
 tick takes as long as the slowest stage plus the transfer of the largest boundary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from openipu import _validate as validate
-from openipu.engine.core.operation_count import operations
-from openipu.engine.keras_compat import api as keras_api
-from openipu.engine.types import Tree
+from openipu.engine.core.options import CLOSED, Opening
 
-import jax
 import keras
 import numpy as np
-from jax.extend.core import ClosedJaxpr
 
-from .graph import Graph, Node
-from .recorded_calls import is_symbolic, standardized
-from .run_nodes import Value, abstract_values, run_node, spec_of
+from .costs import BYTE, bytes_of, costs_of
+from .nodes import Graph, Node
+from .run_nodes import Value, abstract_values
 from .split import complete
 
-BYTE = 20.0
-"""How many operations take as long as reading or writing one byte of memory: some tens on CPUs, GPUs and TPUs."""
 LINK = 8.0
 """How much longer it takes to send a byte to another device than to read or write it."""
-ROWS = 32
-"""Rows of the micro-batch that costs are estimated for, unless the model or the caller says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +34,33 @@ class Balance:
     """Estimated number of operations."""
     boundaries: tuple[int, ...]
     """Bytes between each stage and the next, for one micro-batch."""
-    names: tuple[str, ...]
-    """The name of each layer call."""
+    calls: tuple[Node, ...]
+    """The layer calls."""
+    shares: tuple[float, ...]
+    """What each layer call costs."""
+    opening: Opening = CLOSED
+    """The layers that are looked into."""
 
     @property
     def efficiency(self) -> float:
         """How busy the devices are if the estimates are right: the mean cost divided by the largest."""
         return sum(self.costs) / (len(self.costs) * max(self.costs))
 
+    @property
+    def tick(self) -> float:
+        """How long a tick takes, as a share of what one device takes for the whole model."""
+        return (max(self.costs) + max(self.boundaries) * BYTE * LINK) / sum(self.costs)
+
+    @property
+    def slowest(self) -> int:
+        """The stage that costs the most."""
+        return self.costs.index(max(self.costs))
+
     def __str__(self) -> str:
         total = sum(self.costs)
         lines = [f"{len(self.costs)} stages, balance {self.efficiency:.0%} (mean over largest cost)"]
         for stage, cost in enumerate(self.costs):
-            inside = [name for name, at in zip(self.names, self.stages, strict=True) if at == stage]
+            inside = [str(call) for call, at in zip(self.calls, self.stages, strict=True) if at == stage]
             layers = inside[0] if len(inside) == 1 else f"{inside[0]} ... {inside[-1]}"
             sends = f", sends {_size(self.boundaries[stage])}" if stage < len(self.boundaries) else ""
             count = f"{len(inside)} layer{'s' if len(inside) > 1 else ''}"
@@ -72,116 +76,24 @@ def _size(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def balanced(model: keras.Model, graph: Graph | None, stages: int | None, inputs: Tree = None) -> Balance:
-    """The best cut of a model into `stages` stages. `inputs` is a micro-batch, or its shapes and dtypes."""
-    stages = validate.count("stages", stages, least=2)
-    if graph is None:
-        raise RuntimeError(
-            f"Model {model.name!r} has not been built, so the costs of its layers are unknown. Give it a "
-            "`keras.Input`, or call `model.build(input_shape)` first."
-        )
-    layers = [node for node in graph.nodes if node.is_layer]
+def best_cut(graph: Graph, shapes: Sequence[Any], stages: int) -> Balance | None:
+    """The best cut of a graph into `stages` stages, or None if it has too few layer calls.
+
+    `shapes` has the shape and dtype of each input of the graph.
+    """
+    layers = tuple(node for node in graph.nodes if node.is_layer)
     if len(layers) < stages:
-        raise ValueError(
-            f"Model {model.name!r} has {len(layers)} layer calls, too few for {stages} stages. "
-            f"Use at most {len(layers)} stages."
-        )
-    values = _values(graph, inputs)
+        return None
+    values = abstract_values(graph, shapes, training=True)
     anchors = _anchors(graph)
     costs = np.zeros(len(layers))
-    for node, cost in zip(graph.nodes, _costs(graph, values), strict=True):
+    for node, cost in zip(graph.nodes, costs_of(graph, values), strict=True):
         costs[anchors[id(node)]] += cost
     traffic = _traffic(graph, values, anchors, len(layers))
     begins = cuts(costs, traffic * BYTE * LINK, stages)
     found = tuple(int(np.searchsorted(begins, i, "right")) for i in range(len(layers)))
-    shares = tuple(float(part.sum()) for part in np.split(costs, begins))
-    return Balance(found, shares, tuple(int(traffic[i]) for i in begins), tuple(str(node) for node in layers))
-
-
-# --- shapes ----------------------------------------------------------------------------------------------------------
-
-
-def _values(graph: Graph, inputs: Tree) -> dict[int, Value]:
-    """The shape of every tensor of the graph in training, by the tensor's identity."""
-    if inputs is None:
-        return abstract_values(graph, _nominal(graph), training=True)
-    given = keras.tree.map_structure(spec_of, inputs)
-    flat = jax.eval_shape(lambda x: standardized(graph.model, x), given)
-    return abstract_values(graph, flat, training=True)
-
-
-def _nominal(graph: Graph) -> list[jax.ShapeDtypeStruct]:
-    """The shapes of the model's own inputs, with `ROWS` rows if their number is open."""
-    found = []
-    for tensor in graph.inputs:
-        shape = (tensor.shape[0] or ROWS, *tensor.shape[1:])
-        if None in shape:
-            raise ValueError(
-                f"Input {tensor.name!r} has the shape {tensor.shape}, so the costs of layers are unknown. Give "
-                "`inputs`, a micro-batch as the model will see it."
-            )
-        found.append(jax.ShapeDtypeStruct(shape, tensor.dtype))
-    return found
-
-
-def _bytes(values: Tree) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(values))
-
-
-# --- costs -----------------------------------------------------------------------------------------------------------
-
-
-def _costs(graph: Graph, values: dict[int, Value]) -> Iterator[float]:
-    seen: dict[Hashable, float] = {}
-    for node in graph.nodes:
-        key = _signature(node, values)
-        if key not in seen:
-            seen[key] = _cost(node, values)
-        yield seen[key]
-
-
-def _signature(node: Node, values: dict[int, Value]) -> Hashable:
-    """Equal for calls that cost the same: the same kind of operation, with the same settings, on the same shapes."""
-    operation = node.operation
-    made = operation.get_config() if node.is_layer else {k: v for k, v in _attributes(operation) if k[0] != "_"}
-    made = {name: value for name, value in made.items() if name != "name"}
-    leaves = keras.tree.flatten((node.args, node.kwargs))
-    shapes = [values[id(leaf)] if is_symbolic(leaf) else str(leaf)[:100] for leaf in leaves]
-    return type(operation), repr(made), repr(shapes), repr([(v.shape, v.dtype) for v in node.variables])
-
-
-def _attributes(operation: object) -> list[tuple[str, Any]]:
-    return list(vars(operation).items()) if hasattr(operation, "__dict__") else []
-
-
-def _cost(node: Node, values: dict[int, Value]) -> float:
-    """The operations of a forward pass, plus its memory traffic expressed as operations."""
-    variables, tensors = node.variables, node.inputs
-
-    def run(weights: list[Any], given: list[Value]) -> list[Any]:
-        env: dict[int, Any] = {}
-        for tensor, (value, mask) in zip(tensors, given, strict=True):
-            if mask is not None:
-                keras_api.set_keras_mask(value, mask)
-            env[id(tensor)] = value
-        with keras.StatelessScope(list(zip(variables, weights, strict=True))):
-            run_node(node, env, training=True)
-        return [env.get(id(tensor)) for tensor in node.outputs]
-
-    given = [spec_of(v) for v in variables], [values[id(tensor)] for tensor in tensors]
-    traced = jax.make_jaxpr(run)(*given)
-    moved = _bytes(given) + _bytes([values[id(tensor)] for tensor in node.outputs])
-    return operations(traced) + BYTE * moved
-
-
-def cost_of(closed: ClosedJaxpr) -> float:
-    """The cost of a traced program, estimated like that of a layer."""
-    given = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
-    moved = _bytes(given) + _bytes([jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.out_avals])
-    return operations(closed) + BYTE * moved
-
-
-# --- cuts ------------------------------------------------------------------------------------------------------------
+    sums = tuple(float(part.sum()) for part in np.split(costs, begins))
+    return Balance(found, sums, tuple(int(traffic[i]) for i in begins), layers, tuple(costs.tolist()), graph.opening)
 
 
 def _anchors(graph: Graph) -> dict[int, int]:
@@ -203,7 +115,7 @@ def _traffic(graph: Graph, values: dict[int, Value], anchors: dict[int, int], la
     traffic = np.zeros(layers + 1)
     for node in graph.nodes:
         for tensor in node.outputs:
-            traffic[anchors[id(node)] + 1 : last.get(id(tensor), 0) + 1] += _bytes(values[id(tensor)])
+            traffic[anchors[id(node)] + 1 : last.get(id(tensor), 0) + 1] += bytes_of(values[id(tensor)])
     return traffic
 
 

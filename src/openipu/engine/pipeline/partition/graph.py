@@ -1,29 +1,33 @@
 """A Keras model as a flat graph: the calls it makes, in an order in which they can run.
 
-Who does what: recorded_calls.py reads the graph that Keras records (Functional and Sequential models), and
-traced_call.py traces `call` (subclassed models). This file replaces nested models by what they contain, so that a stage
-may begin or end inside one.
+Who does what: nodes.py has the values that a graph is made of. recorded_calls.py reads the graph that Keras records
+(Functional and Sequential models), and traced_call.py traces `call` (subclassed models). This file replaces nested
+models by what they contain, so that a stage may begin or end inside one.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
+from openipu.engine.core.options import CLOSED, Opening
 from openipu.engine.keras_compat import api as keras_api
 from openipu.engine.types import Tree
 
 import jax
 import keras
 
+from .nodes import Entry, Graph, LayerEntry, LayerExit, NestedCall, Node, Tensor, Training
+from .opened_layer import CannotOpenError, OpenedLayer, opened
 from .recorded_calls import (
     LayerCall,
     Recording,
     can_be_inlined,
     can_be_traced,
-    converted,
     default_training,
     has_graph,
     is_symbolic,
@@ -31,115 +35,13 @@ from .recorded_calls import (
     replaces_call,
     standardized,
 )
+from .run_nodes import Value, program_of, spec_of
+from .same_program import same_program
 from .stage_marks import stage_of
 from .traced_call import noted_inputs, traced
 
-Tensor: TypeAlias = keras.KerasTensor
-"""Stands for a value while nothing is computed."""
-Training = bool | Literal["as run"] | None
-"""The `training` argument of a call: fixed, the mode of the run, or not passed."""
 
-
-class NestedCall(NamedTuple):
-    """Call number `call` (from 0) of a nested model."""
-
-    model: keras.Model
-    call: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Node:
-    """One call of a layer or of an operation of `keras.ops`."""
-
-    operation: Any
-    """A `keras.Operation`, such as a layer, or an `Entry`."""
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outputs: tuple[Tensor, ...]
-    index: int
-    """Which call of its operation this is, counted over the graph."""
-    within: tuple[NestedCall, ...]
-    """The nested models that it is part of, the outermost first."""
-    stage: int | None
-    """The stage that a `PipelineStage` gave it."""
-    training: Training
-    """The `training` argument: the mode of the run, or a value that the model's own `call` chose."""
-
-    @property
-    def is_layer(self) -> bool:
-        """Whether it calls a layer, which must be given a stage. Other nodes follow their inputs."""
-        return isinstance(self.operation, keras.Layer)
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """Identifies the call: equal for the same call in another graph of the model."""
-        return id(self.operation), self.index
-
-    @property
-    def inputs(self) -> list[Tensor]:
-        """The tensors that it uses."""
-        return [leaf for leaf in keras.tree.flatten((self.args, self.kwargs)) if is_symbolic(leaf)]
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        """The variables that it uses: its layer's, and any among its arguments."""
-        leaves = keras.tree.flatten((self.args, self.kwargs))
-        own = self.operation.variables if self.is_layer else []
-        return [*own, *(leaf for leaf in leaves if isinstance(leaf, keras.Variable))]
-
-    def __str__(self) -> str:
-        name = "/".join([*(nested.model.name for nested in self.within), self.operation.name])
-        return f"{name} (call {self.index})" if self.index else name
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Graph:
-    """The calls of a model. Tensors are told apart by identity; each is an input or the output of one node."""
-
-    model: keras.Model
-    nodes: tuple[Node, ...]
-    inputs: tuple[Tensor, ...]
-    outputs: Tree
-    """Tensors in the structure of the model's outputs."""
-    traced: bool
-    """Whether it comes from tracing `call`, so that it is valid only for the shapes and the mode of the trace."""
-    training: bool
-    """The mode of the trace."""
-
-    def sources(self) -> dict[int, list[keras.Layer | Tensor]]:
-        """For each node, by identity: the layers and model inputs that it uses, directly or through operations."""
-        made: dict[int, list[Any]] = {id(tensor): [tensor] for tensor in self.inputs}
-        found: dict[int, list[Any]] = {}
-        for node in self.nodes:
-            used = {id(source): source for tensor in node.inputs for source in made[id(tensor)]}
-            found[id(node)] = list(used.values())
-            made.update((id(t), [node.operation] if node.is_layer else found[id(node)]) for t in node.outputs)
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """The entry into a nested model: converts inputs to the structure, dtype and rank that the model wants."""
-
-    model: keras.Model
-
-    @property
-    def name(self) -> str:
-        """A name for messages."""
-        return f"{self.model.name}:inputs"
-
-    def __call__(self, inputs: Tree, mask: Tree = None) -> list[Any]:
-        """The flat inputs of the nested model's graph."""
-        if not has_graph(self.model):
-            return converted(self.model, inputs)
-        values = standardized(self.model, inputs)
-        for value, given in zip(values, [] if mask is None else keras.tree.flatten(mask), strict=False):
-            if given is not None:
-                keras_api.set_keras_mask(value, given)
-        return values
-
-
-def graph_of(model: keras.Model, input_spec: Tree = None, training: bool = False) -> Graph:
+def graph_of(model: keras.Model, input_spec: Tree = None, training: bool = False, opening: Opening = CLOSED) -> Graph:
     """The graph of a built model.
 
     Args:
@@ -147,6 +49,7 @@ def graph_of(model: keras.Model, input_spec: Tree = None, training: bool = False
         input_spec: Used if the model's `call` has to be traced: the inputs, or anything in their structure with `shape`
             and `dtype`. The graph is valid for these shapes. The default is the inputs of the model's first call.
         training: The mode in which `call` is traced.
+        opening: The layers to look into.
     """
     if replaces_call(model):
         raise RuntimeError(
@@ -155,12 +58,25 @@ def graph_of(model: keras.Model, input_spec: Tree = None, training: bool = False
         )
     known = has_graph(model)
     record = recorded(model) if known else _trace(model, input_spec, training)
-    build = _Build(training)
-    inputs = tuple(_fresh(tensor) for tensor in record.inputs)
+    inputs = tuple(map(_named, record.inputs) if known else map(_fresh, record.inputs))
+    layers = keras_api.all_layers(model) if opening.layers else []
+    build = _Build(training, frozenset(id(layers[i]) for i in opening.layers if i < len(layers)))
+    if opening.layers:
+        inputs = build.give(inputs, _input_values(model, input_spec, opening) if known else inputs)
     tensors = {id(tensor): new for tensor, new in zip(record.inputs, inputs, strict=True)}
     build.add(record, tensors, _Enclosing("as run" if known else None, known))
     traced = not known or build.traced
-    return Graph(model, tuple(build.nodes), inputs, _replaced(record.outputs, tensors), traced, training)
+    outputs = _replaced(record.outputs, tensors)
+    refused = tuple(build.refused.values())
+    return Graph(model, tuple(build.nodes), inputs, outputs, traced, training, opening, refused)
+
+
+def _input_values(model: keras.Model, spec: Tree, opening: Opening) -> list[Any]:
+    """The shapes of the inputs of a model with a graph: those of `spec`, or those for which layers were opened."""
+    if spec is None:
+        return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in opening.shapes]
+    given = keras.tree.map_structure(spec_of, spec)
+    return list(jax.eval_shape(lambda x: standardized(model, x), given))
 
 
 def _trace(model: keras.Model, spec: Tree, training: bool) -> Recording:
@@ -212,9 +128,30 @@ class _Build:
     """A graph under construction."""
 
     training: bool
+    opening: frozenset[int] = frozenset()
+    """The identities of the layers to look into."""
     nodes: list[Node] = field(default_factory=list)
     counts: Counter[int] = field(default_factory=Counter)
     traced: bool = False
+    values: dict[int, Value] = field(default_factory=dict)
+    """The shapes of all tensors by identity, if there are layers to look into."""
+    refused: dict[int, tuple[keras.Layer, str]] = field(default_factory=dict)
+    """By identity: layers that cannot be looked into, and why."""
+
+    def give(self, inputs: Sequence[Tensor], specs: Sequence[Any]) -> tuple[Tensor, ...]:
+        """The inputs of the graph, with the sizes of `specs`."""
+        found = []
+        for tensor, spec in zip(inputs, map(spec_of, specs), strict=True):
+            sized = tensor if spec is None else keras.KerasTensor(spec.shape, str(spec.dtype), name=tensor.name)
+            self.values[id(sized)] = Value(spec, None)
+            found.append(sized)
+        return tuple(found)
+
+    def _append(self, node: Node) -> None:
+        self.nodes.append(node)
+        if self.opening:
+            program = program_of([node], node.inputs, node.outputs, node.variables, self.values, self.training)
+            self.values.update(zip(map(id, node.outputs), program.outputs, strict=True))
 
     def add(self, record: Recording, tensors: dict[int, Tensor], enclosing: _Enclosing) -> None:
         """Append the calls of a recording. `tensors` maps its tensors, by identity, to those of the graph."""
@@ -233,13 +170,69 @@ class _Build:
         self.counts[id(call.operation)] += 1
         context: list[Training] = enclosing.context if enclosing.context is not None else [None]
         told = context[0] = _told(call, enclosing.training, context[0])
+        if id(call.operation) in self.opening:
+            outputs = self._opened(call, told, index, enclosing, context)
+            if outputs is not None:
+                return outputs
         nested = self._nested(call, told, context)
         if nested is not None:
             return self._inline(call, nested, index, enclosing)
-        outputs = tuple(_fresh(tensor) for tensor in call.outputs)
-        stage = _first(enclosing.called_in, call.stage, _made_in(call.operation), enclosing.made_in)
-        self.nodes.append(Node(call.operation, call.args, call.kwargs, outputs, index, enclosing.within, stage, told))
-        return list(outputs)
+        node = _leaf(call, index, enclosing, told)
+        self._append(node)
+        return list(node.outputs)
+
+    def _opened(
+        self, call: LayerCall, told: Training, index: int, enclosing: _Enclosing, context: list[Training]
+    ) -> list[Tensor] | None:
+        """Add everything inside the call of a layer to the graph. Returns its outputs, or None if it cannot be done."""
+        layer = call.operation
+        inner = _inside(call, index, enclosing, _Enclosing(None, False, context=list(context)))
+        before, counts = len(self.nodes), self.counts.copy()
+        try:
+            found = opened(call, self.training if told == "as run" else told, self.values)
+            with _as_reason():
+                outputs = self._add_opened(layer, found, index, inner, enclosing)
+                self._check_opened(_leaf(call, index, enclosing, told), found, outputs, self.nodes[before:])
+        except CannotOpenError as error:
+            self.refused[id(layer)] = layer, str(error)
+            del self.nodes[before:]
+            self.counts = counts
+            return None
+        assert inner.context is not None
+        context[:] = inner.context
+        self.traced = True
+        return outputs
+
+    def _add_opened(
+        self, layer: keras.Layer, found: OpenedLayer, index: int, inner: _Enclosing, outer: _Enclosing
+    ) -> list[Tensor]:
+        inputs = tuple(_fresh(tensor) for tensor in found.record.inputs)
+        entry = LayerEntry(layer, found.masked)
+        self._append(Node(entry, (found.given,), {}, inputs, index, inner.within, inner.called_in, None))
+        tensors = {id(old): new for old, new in zip(found.record.inputs, inputs, strict=True)}
+        self.add(found.record, tensors, inner)
+        outputs = [tensors[id(tensor)] for tensor in keras.tree.flatten(found.record.outputs)]
+        if found.exit is None:
+            return outputs
+        masks, first = _replaced(found.exit, tensors)
+        masked = tuple(map(_fresh, outputs))
+        self._append(Node(LayerExit(layer), (outputs, masks, first), {}, masked, index, outer.within, None, None))
+        return list(masked)
+
+    def _check_opened(self, whole: Node, found: OpenedLayer, outputs: Sequence[Tensor], parts: Sequence[Node]) -> None:
+        """Raise `CannotOpenError` unless the parts of a layer compute what the layer computes."""
+        if len(outputs) != len(whole.outputs):
+            raise CannotOpenError(f"its `call` returns {len(outputs)} tensors, but {len(whole.outputs)} were recorded")
+        mode = whole.training, self.training, found.masked
+        if mode in _checked.setdefault(whole.operation, set()):
+            return
+        in_one_piece, in_parts = (
+            program_of(nodes, found.given, results, whole.variables, self.values, self.training).jaxpr
+            for nodes, results in (([whole], whole.outputs), (parts, outputs))
+        )
+        if not same_program(in_one_piece, in_parts):
+            raise CannotOpenError("it computes something else when it is run in parts")
+        _checked[whole.operation].add(mode)
 
     def _nested(self, call: LayerCall, told: Training, context: list[Training]) -> _Nested | None:
         """What happens inside a call, or None if it does not call a model that can be looked into."""
@@ -266,17 +259,44 @@ class _Build:
     def _inline(self, call: LayerCall, nested: _Nested, index: int, enclosing: _Enclosing) -> list[Tensor]:
         """Add the calls inside a nested model in place of the call of the model. Returns its outputs."""
         record = nested.record
-        inner = nested.enclosing._replace(
-            within=(*enclosing.within, NestedCall(call.operation, index)),
-            called_in=_first(enclosing.called_in, call.stage),
-            made_in=_first(_made_in(call.operation), enclosing.made_in),
-        )
+        inner = _inside(call, index, enclosing, nested.enclosing)
         inputs = tuple(_fresh(tensor) for tensor in record.inputs)
         entry = Node(Entry(call.operation), nested.args, {}, inputs, index, inner.within, inner.called_in, None)
-        self.nodes.append(entry)
+        self._append(entry)
         tensors = {id(old): new for old, new in zip(record.inputs, inputs, strict=True)}
         self.add(record, tensors, inner)
         return [tensors[id(tensor)] for tensor in keras.tree.flatten(record.outputs)]
+
+
+@contextlib.contextmanager
+def _as_reason() -> Iterator[None]:
+    """Turn any error into a reason not to look into a layer."""
+    try:
+        yield
+    except CannotOpenError:
+        raise
+    except Exception as error:
+        raise CannotOpenError(f"its parts cannot be run one by one ({type(error).__name__})") from error
+
+
+_checked: WeakKeyDictionary[keras.Layer, set[Any]] = WeakKeyDictionary()
+"""The modes in which the parts of a layer are known to compute what the layer computes."""
+
+
+def _leaf(call: LayerCall, index: int, enclosing: _Enclosing, told: Training) -> Node:
+    """A call as one node."""
+    outputs = tuple(_fresh(tensor) for tensor in call.outputs)
+    stage = _first(enclosing.called_in, call.stage, _made_in(call.operation), enclosing.made_in)
+    return Node(call.operation, call.args, call.kwargs, outputs, index, enclosing.within, stage, told)
+
+
+def _inside(call: LayerCall, index: int, outer: _Enclosing, inner: _Enclosing) -> _Enclosing:
+    """What the calls inside a call inherit, besides what `inner` says."""
+    return inner._replace(
+        within=(*outer.within, NestedCall(call.operation, index)),
+        called_in=_first(outer.called_in, call.stage),
+        made_in=_first(_made_in(call.operation), outer.made_in),
+    )
 
 
 class _Nested(NamedTuple):
@@ -330,6 +350,13 @@ def _first(*stages: int | None) -> int | None:
 
 def _fresh(tensor: Tensor) -> Tensor:
     return keras.KerasTensor(tensor.shape, tensor.dtype, sparse=tensor.sparse, name=tensor.name)
+
+
+def _named(tensor: Tensor) -> Tensor:
+    """A model's input under the name of its input layer, which users know from `model.summary()`."""
+    fresh = _fresh(tensor)
+    fresh.name = keras_api.input_name(tensor)
+    return fresh
 
 
 def _symbols(tree: Tree) -> Iterator[Tensor]:

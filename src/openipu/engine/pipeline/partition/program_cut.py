@@ -19,7 +19,8 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
-from .balance import BYTE, LINK, cost_of, cuts
+from .balance import LINK, cuts
+from .costs import BYTE, cost_of
 
 Atom = Var | Literal
 """An argument or a result of an operation in a jaxpr."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from openipu.engine.keras_compat import api as keras_api
@@ -11,8 +11,9 @@ from openipu.engine.types import Array, Tree
 
 import jax
 import keras
+from jax.extend.core import ClosedJaxpr
 
-from .graph import Graph, Node
+from .nodes import Entry, Graph, Node, Tensor
 from .recorded_calls import is_symbolic
 
 
@@ -21,9 +22,22 @@ def run_node(node: Node, values: dict[int, Any], training: bool) -> None:
     args, kwargs = with_values(node.args, values), with_values(node.kwargs, values)
     told = training if node.training == "as run" else node.training
     # A layer casts its variables itself; operations use the dtype of the models around them.
-    with _autocast([] if node.is_layer else [nested.model for nested in node.within]):
+    with _autocast([] if node.is_layer else [nested.model for nested in node.within]), _call_from(node):
         outputs = keras_api.run_operation(node.operation, told, args, kwargs)
     values.update(zip(map(id, node.outputs), keras.tree.flatten(outputs), strict=False))
+
+
+def _call_from(node: Node) -> contextlib.AbstractContextManager[None]:
+    """While active, a call inside a nested model keeps the losses of its sisters. The model's own call drops old ones.
+
+    [Note: losses of calls] Keras drops the losses of a layer, and of all layers inside, when the layer is called from
+    outside any other.
+    """
+    if not node.within:
+        return contextlib.nullcontext()
+    if isinstance(node.operation, Entry) and len(node.within) == 1:
+        keras_api.clear_losses(node.within[0].model)
+    return keras_api.inside_call(node.within[0].model)
 
 
 @contextlib.contextmanager
@@ -69,6 +83,50 @@ def abstract_values(
 
     found = jax.eval_shape(run, [spec_of(v) for v in variables], [spec_of(value) for value in inputs])
     return dict(zip(map(id, tensors), found, strict=True))
+
+
+class NodeProgram(NamedTuple):
+    """The traced program of some nodes."""
+
+    jaxpr: ClosedJaxpr
+    outputs: list[Value]
+
+
+def program_of(
+    nodes: Sequence[Node],
+    given: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    variables: Sequence[keras.Variable],
+    values: Mapping[int, Value],
+    training: bool,
+) -> NodeProgram:
+    """The program that computes `outputs`, the new values of `variables` and all added losses.
+
+    Args:
+        nodes: What to run.
+        given: The tensors that the nodes start from.
+        outputs: The tensors that the program returns.
+        variables: The variables that the nodes use.
+        values: The shapes of the given tensors, by identity.
+        training: The mode.
+    """
+
+    def run(weights: list[Any], given_values: list[Value]) -> Any:
+        env: dict[int, Any] = {}
+        for tensor, (value, mask) in zip(given, given_values, strict=True):
+            if mask is not None:
+                keras_api.set_keras_mask(value, mask)
+            env[id(tensor)] = value
+        with keras.StatelessScope(list(zip(variables, weights, strict=True)), collect_losses=True) as scope:
+            for node in nodes:
+                run_node(node, env, training)
+        found = [env.get(id(tensor)) for tensor in outputs]
+        masked = [Value(value, keras_api.get_keras_mask(value)) for value in found]
+        return masked, [scope.get_current_value(v) for v in variables], scope.losses
+
+    specs = [spec_of(v) for v in variables], [values[id(tensor)] for tensor in given]
+    jaxpr, (found, _, _) = jax.make_jaxpr(run, return_shape=True)(*specs)
+    return NodeProgram(jaxpr, found)
 
 
 def spec_of(value: keras.Variable | keras.KerasTensor | Array | None) -> jax.ShapeDtypeStruct | None:

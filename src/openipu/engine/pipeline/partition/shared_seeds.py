@@ -19,7 +19,7 @@ from openipu.engine.types import Array
 import jax.numpy as jnp
 import keras
 
-from .graph import Graph, Node
+from .nodes import Graph, Node
 from .run_nodes import abstract_values, spec_of
 
 Draws = dict[tuple[int, int], int]

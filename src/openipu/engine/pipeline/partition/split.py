@@ -17,7 +17,8 @@ from openipu.engine.types import Array, Tree
 
 import keras
 
-from .graph import Entry, Graph, Node, Tensor, graph_of
+from .graph import graph_of
+from .nodes import Entry, Graph, Node, Tensor
 from .recorded_calls import standardized
 from .run_nodes import run_node, with_values
 from .shared_seeds import own_seeds
@@ -45,7 +46,7 @@ class Stage:
     borrows: tuple[keras.Variable, ...]
     """Variables of earlier stages that are used here (tied weights)."""
     later: tuple[keras.Layer, ...]
-    """Layers that later stages call."""
+    """Layers and nested models whose calls begin in later stages."""
     seeds: tuple[keras.Variable, ...]
     """Non-trainable variables that other stages use too. Seeds of shared random layers are among them."""
     cut: tuple[int, ...]
@@ -75,7 +76,8 @@ def run_stage(stage: Stage, boundary: Boundary, inputs: Tree, training: bool) ->
     with own_seeds(graph, stage.cut, stage.index, stage.seeds, flat, training):
         for node in stage.nodes:
             run_node(node, values, training)
-    # Keras would drop these losses when it makes the later calls, if the model ran in one piece.
+    # Keras would drop these losses when it makes the later calls, if the model ran in one piece. See [Note: losses of
+    # calls].
     for layer in stage.later:
         keras_api.clear_losses(layer)
     if stage.last:
@@ -95,7 +97,7 @@ def _for_shapes(stage: Stage, inputs: Tree, flat: Sequence[Array]) -> Stage:
     shapes = tuple((tuple(value.shape), str(value.dtype)) for value in flat)
     variants = _variants.setdefault(graph, {})
     if shapes not in variants:
-        again = graph_of(graph.model, inputs, graph.training)
+        again = graph_of(graph.model, inputs, graph.training, graph.opening)
         if [node.key for node in again.nodes if node.is_layer] != [n.key for n in graph.nodes if n.is_layer]:
             raise ValueError(
                 f"`call` of model {graph.model.name!r} uses other layers for inputs {shapes} than for "
@@ -211,6 +213,7 @@ def split(graph: Graph, stages_of_nodes: Sequence[int | None]) -> tuple[Stage, .
     boundaries = _boundaries(graph, nodes)
     used = [_distinct(v for node in part for v in node.variables) for part in nodes]
     layers = [_distinct(node.operation for node in part if node.is_layer) for part in nodes]
+    begins = _begins(graph, stages)
     everywhere = _distinct(v for part in used for v in part)
     uses = Counter(id(v) for part in used for v in part)
     unused = _without(graph.model.variables, everywhere)
@@ -229,11 +232,22 @@ def split(graph: Graph, stages_of_nodes: Sequence[int | None]) -> tuple[Stage, .
             # Loss and metrics run in the last stage and may use layers that `call` does not.
             variables=(*own, *unused) if i == count - 1 else own,
             borrows=_without(used[i], own),
-            later=_distinct(layer for part in layers[i + 1 :] for layer in part),
+            later=_distinct(layer for layer, begin in begins.values() if begin > i),
             seeds=tuple(v for v in used[i] if not v.trainable and uses[id(v)] > 1),
             cut=stages,
         ))  # fmt: skip
     return tuple(parts)
+
+
+def _begins(graph: Graph, stages: Sequence[int]) -> dict[tuple[int, int], tuple[keras.Layer, int]]:
+    """The layer, and the stage of the first part, of each call that is not inside another."""
+    found: dict[tuple[int, int], tuple[keras.Layer, int]] = {}
+    for node, stage in zip(graph.nodes, stages, strict=True):
+        if node.is_layer:
+            layer, call = node.within[0] if node.within else (node.operation, node.index)
+            _, before = found.get((id(layer), call), (layer, stage))
+            found[id(layer), call] = layer, min(stage, before)
+    return found
 
 
 def _boundaries(graph: Graph, nodes: Sequence[Sequence[Node]]) -> list[tuple[Tensor, ...]]:

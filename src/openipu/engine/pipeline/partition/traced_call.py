@@ -20,7 +20,7 @@ from .recorded_calls import LayerCall, Recording, call_of, has_graph, is_symboli
 from .stage_marks import KerasNode, recorded_nodes
 
 _INPUTS = "_openipu_inputs"
-_OURS = (keras.__path__[0], jax.__path__[0], str(Path(__file__).parents[1]))
+_OURS = (keras.__path__[0], jax.__path__[0], str(Path(__file__).parents[3]))
 """Folders of code that error messages do not point users to when a trace fails."""
 
 
@@ -61,7 +61,8 @@ def traced(model: keras.Model, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             f"Layer {unbuilt[0]!r} of model {model.name!r} has not been built, so its variables are unknown. Call "
             "the model on a batch, or remove the layer if `call` does not use it."
         )
-    with tracing(), keras_api.calls_forgotten(layers):
+    # In the middle of training, the values are on the devices and the variables are empty.
+    with tracing(), keras_api.calls_forgotten(layers), keras_api.placeholders(model.variables):
         try:
             with _CallRecorder() as trace:
                 outputs = model.call(*args, **kwargs)
