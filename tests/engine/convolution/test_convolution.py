@@ -53,10 +53,10 @@ def slow_in(jaxpr: Any) -> set[str]:
     """What XLA:CPU runs slowly in a loop: all in `SLOW`, except convolutions in the layout that its library takes."""
 
     def is_fast(eqn: Any) -> bool:
-        if eqn.primitive.name != "conv_general_dilated" or max(eqn.params["lhs_dilation"]) > 1:
+        if eqn.primitive.name != "conv_general_dilated" or not eqn.outvars[0].aval.size:
+            return eqn.primitive.name == "conv_general_dilated"
+        if max(eqn.params["lhs_dilation"]) > 1:
             return False
-        if not eqn.outvars[0].aval.size:
-            return True
         lhs, rhs, out = eqn.params["dimension_numbers"]
         last = len(lhs) - 1
         places = tuple(range(1, last))

@@ -49,7 +49,8 @@ PIPELINED = """{
 
 @pytest.mark.parametrize("text", [DEFAULTS, PIPELINED])
 def test_what_is_loaded_is_saved_again(text: str) -> None:
-    text = json.dumps({**json.loads(text), "check_labels": False})
+    since = {"check_labels": False, "opening": {"layers": [], "shapes": []}}
+    text = json.dumps({**json.loads(text), **since})
     assert json.loads(Options.from_json(text).to_json()) == json.loads(text)
 
 

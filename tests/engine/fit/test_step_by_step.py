@@ -173,7 +173,7 @@ def test_it_can_be_switched_on_and_off() -> None:
         model.run_eagerly = False
         model.train_function = model.train_function if model is ours else None
         model.fit(X, Y, 6, 1, 0)
-    assert len(replication.programs(ours)) == 1
+    assert len(replication.programs(ours)) == 2
     replication.assert_close(ours.get_weights(), plain.get_weights())
 
 

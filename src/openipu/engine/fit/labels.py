@@ -20,6 +20,7 @@ from typing import Any
 from openipu.engine.core.model_state import variables_of
 from openipu.engine.core.state import Mode
 from openipu.engine.keras_compat import api as keras_api
+from openipu.engine.keras_compat import graph_api
 from openipu.engine.keras_compat.patches import LOSS_CALLS, tracing
 from openipu.engine.types import Array, Tree
 
@@ -88,10 +89,10 @@ def _limits(labels: object) -> tuple[int, int] | None:
 
 def _surely_classes(model: keras.Model, losses: list[keras.losses.Loss], least: int, most: int) -> bool:
     """Whether labels between `least` and `most` are classes of all outputs, which a model's graph may tell at once."""
-    graph = keras_api.functional_of(model)
+    graph = graph_api.functional_of(model)
     if graph is None or any(keras_api.sparse_settings(loss)[0] != -1 for loss in losses):
         return False
-    widths = [output.shape[-1] for output in jax.tree.leaves(keras_api.outputs_of(graph)) if output.shape]
+    widths = [output.shape[-1] for output in jax.tree.leaves(graph_api.outputs_of(graph)) if output.shape]
     return least >= 0 and all(width is not None and most < width for width in widths)
 
 

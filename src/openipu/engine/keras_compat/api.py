@@ -1,15 +1,16 @@
 """The private parts of Keras that the rest of the package uses, under plain names.
 
-Only this file and patches.py import from `keras.src` or read underscore attributes of Keras' objects, so a new Keras
-release requires changes nowhere else. Nothing is decided here: each function is one thing that Keras knows or does.
+Only this file, graph_api.py and patches.py import from `keras.src` or read underscore attributes of Keras' objects, so a
+new Keras release requires changes nowhere else. Nothing is decided here: each function is one thing that Keras knows or
+does.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from openipu.engine.types import Array, Data, Tree
 
@@ -21,11 +22,10 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.variables import AutocastScope, get_autocast_scope
 from keras.src.backend.jax.trainer import JAXTrainer
-from keras.src.layers.layer import CallContext, CallSpec
+from keras.src.layers.layer import CallContext
 from keras.src.layers.preprocessing.data_layer import DataLayer
 from keras.src.losses.losses import LossFunctionWrapper
-from keras.src.models.functional import Functional, operation_fn, unpack_singleton
-from keras.src.ops.node import Node
+from keras.src.models.functional import Functional
 from keras.src.saving import object_registration
 from keras.src.trainers.data_adapters import get_data_adapter
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
@@ -33,7 +33,7 @@ from keras.src.trainers.data_adapters.array_slicing import Sliceable, convert_to
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset, PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
-from keras.src.utils.python_utils import is_default, pythonify_logs
+from keras.src.utils.python_utils import pythonify_logs
 
 __all__ = [
     "ArrayDataAdapter",
@@ -50,15 +50,6 @@ __all__ = [
     "set_keras_mask",
     "train_validation_split",
 ]
-
-
-class CallArguments(NamedTuple):
-    """What Keras passes to the `call` of a layer, and what it looks at for the mask of the outputs."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    first: Tree
-    previous_mask: Tree
 
 
 # --- variables and optimizers ----------------------------------------------------------------------------------------
@@ -245,96 +236,6 @@ def take_names(new: type, cls: type) -> None:
     for names in (object_registration.GLOBAL_CUSTOM_NAMES, api_export.REGISTERED_OBJS_TO_NAMES):
         if cls in names:
             names[new] = names[cls]
-
-
-# --- the graph of a model --------------------------------------------------------------------------------------------
-
-
-def functional_of(model: keras.Model) -> Functional | None:
-    """The model itself if it is Functional, the Functional model inside a Sequential one with known inputs, or None."""
-    return model if isinstance(model, Functional) else getattr(model, "_functional", None)
-
-
-def nodes_of(functional: Functional) -> list[Node]:
-    """The nodes of a graph, one per call of a layer or operation, in the order in which they run."""
-    by_depth = functional._nodes_by_depth
-    return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
-
-
-def is_call(node: Node) -> bool:
-    """Whether a node computes something. Others are inputs."""
-    return bool(node.operation) and not node.is_input
-
-
-def call_of(node: Node) -> tuple[keras.Operation, tuple[Any, ...], dict[str, Any], list[keras.KerasTensor]]:
-    """The operation of a node, its arguments, keyword arguments and outputs."""
-    return node.operation, node.arguments.args, node.arguments.kwargs, list(node.outputs)
-
-
-def input_name(tensor: keras.KerasTensor) -> str:
-    """The name of the layer that stands for an input of a graph. The tensor itself may have a made-up name."""
-    return str(tensor._keras_history.operation.name)
-
-
-def outputs_of(functional: Functional) -> Tree:
-    """The symbolic outputs of a graph, in the structure that the model returns."""
-    return unpack_singleton(functional._outputs_struct)
-
-
-def standardized(functional: Functional, inputs: Tree) -> list[Any]:
-    """The flat inputs of a graph, converted as the model itself converts them (structure, dtype, last axis)."""
-    return list(functional._standardize_inputs(inputs))
-
-
-def run_operation(
-    operation: keras.Operation, training: bool | None, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:
-    """Call an operation as a Functional model does: with `training` if it takes that and was not given it."""
-    return operation_fn(operation, training=training)(*args, **kwargs)
-
-
-def takes_training(layer: keras.Layer) -> bool:
-    """Whether the layer's `call` has an argument `training`."""
-    return bool(layer._call_has_training_arg)
-
-
-def shapes_built_with(model: keras.Model) -> Any:
-    """The input shapes that a model was built with, or None."""
-    return next(iter((model._build_shapes_dict or {}).values()), None)
-
-
-def can_be_replayed(layer: keras.Layer) -> bool:
-    """Whether calling the layer does nothing special around its `call`: no quantization, no recomputation."""
-    return bool(layer._convert_input_args) and layer.quantization_mode is None and layer._remat_mode is None
-
-
-def with_masks(layer: keras.Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
-    """The arguments that Keras passes to the layer's `call`: with masks for the parameters named after tensors."""
-    spec = CallSpec(layer._call_signature, layer._call_context_args, args, kwargs)
-    tensors, given = spec.tensor_arguments_dict, spec.arguments_dict
-    names = {name: f"{name}_mask" for name in tensors} if len(tensors) > 1 else dict.fromkeys(tensors, "mask")
-    for name, mask in names.items():
-        if mask in spec.argument_names and given[mask] is None:
-            kwargs[mask] = keras.tree.map_structure(get_keras_mask, tensors[name])
-    previous = kwargs.get("mask")
-    if previous is None:
-        previous = keras.tree.map_structure(get_keras_mask, spec.first_arg)
-    return CallArguments(args, kwargs, spec.first_arg, previous)
-
-
-def computes_masks(layer: keras.Layer) -> bool:
-    """Whether the layer has a `compute_mask` of its own. By default, outputs have the mask of the inputs."""
-    return not is_default(layer.compute_mask)
-
-
-def set_output_masks(layer: keras.Layer, inputs: Tree, outputs: list[Any], previous: Tree) -> None:
-    """Give the outputs of a layer that supports masking their masks, as Keras does after its `call`."""
-    layer._set_mask_metadata(inputs, outputs, previous)
-
-
-def clear_losses(layer: keras.Layer) -> None:
-    """Drop the losses that a layer has added in the scope, as Keras does when it calls a layer again."""
-    layer._clear_losses()
 
 
 # --- what is going on in this thread ---------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from openipu.engine.core.options import CLOSED, Opening
-from openipu.engine.keras_compat.api import all_layers, nodes_of
+from openipu.engine.keras_compat.api import all_layers
 from openipu.engine.keras_compat.build_model import is_built
+from openipu.engine.keras_compat.graph_api import nodes_of
 from openipu.engine.types import Tree
 
 import keras

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from openipu.engine.core.options import CLOSED, Opening
 from openipu.engine.keras_compat import api as keras_api
+from openipu.engine.keras_compat import graph_api
 from openipu.engine.types import Tree
 
 import jax
@@ -85,7 +86,7 @@ def _trace(model: keras.Model, spec: Tree, training: bool) -> Recording:
     names = sorted(spec) if isinstance(spec, dict) and len(spec) == len(leaves) else _numbered(len(leaves))
     flat = [keras.KerasTensor(a.shape, _dtype(a), name=name) for a, name in zip(leaves, names, strict=True)]
     symbols = keras.tree.pack_sequence_as(spec, flat)
-    return traced(model, (symbols,), {"training": training} if keras_api.takes_training(model) else {})
+    return traced(model, (symbols,), {"training": training} if graph_api.takes_training(model) else {})
 
 
 def _numbered(count: int) -> list[str]:
@@ -244,7 +245,7 @@ class _Build:
 
     def _traced(self, call: LayerCall, told: Training, enclosing: _Enclosing) -> _Nested | None:
         model, kwargs = call.operation, dict(call.kwargs)
-        if keras_api.takes_training(model) and told is not None:
+        if graph_api.takes_training(model) and told is not None:
             kwargs["training"] = self.training if told == "as run" else told
         try:
             record = traced(model, call.args, kwargs)
@@ -355,7 +356,7 @@ def _fresh(tensor: Tensor) -> Tensor:
 def _named(tensor: Tensor) -> Tensor:
     """A model's input under the name of its input layer, which users know from `model.summary()`."""
     fresh = _fresh(tensor)
-    fresh.name = keras_api.input_name(tensor)
+    fresh.name = graph_api.input_name(tensor)
     return fresh
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from openipu.engine.core.options import CLOSED, Opening
 from openipu.engine.keras_compat import api as keras_api
+from openipu.engine.keras_compat import graph_api
 from openipu.engine.types import Tree
 
 import keras
@@ -148,5 +149,5 @@ class LayerExit:
 
     def __call__(self, outputs: list[Any], previous_mask: Tree, inputs: Tree) -> list[Any]:
         """The outputs. `inputs` is None unless the layer computes masks itself."""
-        keras_api.set_output_masks(self.layer, inputs, outputs, previous_mask)
+        graph_api.set_output_masks(self.layer, inputs, outputs, previous_mask)
         return outputs

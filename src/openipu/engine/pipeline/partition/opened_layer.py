@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from openipu.engine.keras_compat import api as keras_api
+from openipu.engine.keras_compat import graph_api
 from openipu.engine.types import Tree
 
 import keras
@@ -59,9 +60,9 @@ def opened(call: LayerCall, training: bool | None, values: Mapping[int, Value]) 
     masked = tuple(i for i, tensor in enumerate(given) if values[id(tensor)].mask is not None)
     args, kwargs = _converted((call.args, call.kwargs), layer, symbols)
     kwargs.pop("training", None)
-    if keras_api.takes_training(layer) and training is not None:
+    if graph_api.takes_training(layer) and training is not None:
         kwargs["training"] = training
-    found = keras_api.with_masks(layer, args, kwargs)
+    found = graph_api.with_masks(layer, args, kwargs)
     with _unchanged(layer):
         record = _traced(layer, found)
     inputs = [symbols[id(tensor)] for tensor in given]
@@ -74,7 +75,7 @@ def opened(call: LayerCall, training: bool | None, values: Mapping[int, Value]) 
 def _check(layer: keras.Layer) -> None:
     if not has_parts(layer):
         raise CannotOpenError("it has no layers inside")
-    if not keras_api.can_be_replayed(layer):
+    if not graph_api.can_be_replayed(layer):
         raise CannotOpenError("it is quantized, recomputed or takes its inputs unconverted")
     if layer.activity_regularizer is not None:
         raise CannotOpenError("it has an activity regularizer")
@@ -100,7 +101,7 @@ def _converted(tree: Tree, layer: keras.Layer, symbols: dict[int, Tensor]) -> An
     return keras.tree.map_structure(convert, tree)
 
 
-def _traced(layer: keras.Layer, found: keras_api.CallArguments) -> Recording:
+def _traced(layer: keras.Layer, found: graph_api.CallArguments) -> Recording:
     try:
         return traced(layer, found.args, found.kwargs)
     except (ValueError, RuntimeError) as error:
@@ -152,11 +153,11 @@ def _symbols(tree: Tree) -> Iterator[Tensor]:
     return (leaf for leaf in keras.tree.flatten(tree) if is_symbolic(leaf))
 
 
-def _exit(layer: keras.Layer, found: keras_api.CallArguments) -> tuple[Tree, Tree] | None:
+def _exit(layer: keras.Layer, found: graph_api.CallArguments) -> tuple[Tree, Tree] | None:
     """The arguments of a `LayerExit`, or None if the outputs get no masks from outside."""
     if not layer.supports_masking:
         return None
-    own = keras_api.computes_masks(layer)
+    own = graph_api.computes_masks(layer)
     if not own and all(mask is None for mask in keras.tree.flatten(found.previous_mask)):
         return None
     return found.previous_mask, found.first if own else None

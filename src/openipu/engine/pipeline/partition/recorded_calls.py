@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from openipu.engine.keras_compat import api as keras_api
+from openipu.engine.keras_compat import graph_api
 from openipu.engine.types import Tree
 
 import keras
@@ -75,20 +76,20 @@ def default_training(layer: keras.Layer) -> bool | None:
 
 def functional_of(model: keras.Model) -> keras_api.Functional | None:
     """The Functional model whose graph describes all that the model does, or None."""
-    return None if replaces_call(model) else keras_api.functional_of(model)
+    return None if replaces_call(model) else graph_api.functional_of(model)
 
 
 def recorded(model: keras.Model) -> Recording:
     """The graph of a Functional model, or of a Sequential model that knows the shape of its input."""
     functional = functional_of(model)
     assert functional is not None
-    calls = [call_of(node) for node in keras_api.nodes_of(functional) if keras_api.is_call(node)]
-    return Recording(list(functional.inputs), keras_api.outputs_of(functional), calls)
+    calls = [call_of(node) for node in graph_api.nodes_of(functional) if graph_api.is_call(node)]
+    return Recording(list(functional.inputs), graph_api.outputs_of(functional), calls)
 
 
 def call_of(node: KerasNode) -> LayerCall:
     """The call that a node of Keras' graph records."""
-    return LayerCall(*keras_api.call_of(node), stage_of(node))
+    return LayerCall(*graph_api.call_of(node), stage_of(node))
 
 
 def converted(layer: keras.Layer, values: Sequence[Any]) -> list[Any]:
@@ -106,4 +107,4 @@ def standardized(model: keras.Model, inputs: Tree) -> list[Any]:
     functional = functional_of(model)
     if functional is None:
         return list(keras.tree.flatten(inputs))
-    return keras_api.standardized(functional, inputs)
+    return graph_api.standardized(functional, inputs)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from openipu.engine.keras_compat import api as keras_api
+from openipu.engine.keras_compat import graph_api
 from openipu.engine.types import Array, Tree
 
 import jax
@@ -23,7 +24,7 @@ def run_node(node: Node, values: dict[int, Any], training: bool) -> None:
     told = training if node.training == "as run" else node.training
     # A layer casts its variables itself; operations use the dtype of the models around them.
     with _autocast([] if node.is_layer else [nested.model for nested in node.within]), _call_from(node):
-        outputs = keras_api.run_operation(node.operation, told, args, kwargs)
+        outputs = graph_api.run_operation(node.operation, told, args, kwargs)
     values.update(zip(map(id, node.outputs), keras.tree.flatten(outputs), strict=False))
 
 
@@ -36,7 +37,7 @@ def _call_from(node: Node) -> contextlib.AbstractContextManager[None]:
     if not node.within:
         return contextlib.nullcontext()
     if isinstance(node.operation, Entry) and len(node.within) == 1:
-        keras_api.clear_losses(node.within[0].model)
+        graph_api.clear_losses(node.within[0].model)
     return keras_api.inside_call(node.within[0].model)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from openipu.engine.keras_compat import api as keras_api
+from openipu.engine.keras_compat import graph_api
 from openipu.engine.types import Array, Tree
 
 import keras
@@ -79,7 +80,7 @@ def run_stage(stage: Stage, boundary: Boundary, inputs: Tree, training: bool) ->
     # Keras would drop these losses when it makes the later calls, if the model ran in one piece. See [Note: losses of
     # calls].
     for layer in stage.later:
-        keras_api.clear_losses(layer)
+        graph_api.clear_losses(layer)
     if stage.last:
         return with_values(graph.outputs, values)
     sent = (values[id(tensor)] for tensor in stage.sends)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from openipu.engine.keras_compat import api as keras_api
+from openipu.engine.keras_compat import graph_api
 from openipu.engine.keras_compat.patches import LAYER_CALLS, SYMBOLIC_TENSORS, tracing
 from openipu.engine.types import Array, Tree
 
@@ -36,7 +37,7 @@ def noted_inputs(model: keras.Model) -> Tree:
     """Symbolic inputs like those with which a subclassed model was first called or built, or None."""
     if _INPUTS in vars(model):
         return vars(model)[_INPUTS]
-    shapes = keras_api.shapes_built_with(model)
+    shapes = graph_api.shapes_built_with(model)
     if shapes is None:
         return None
     # Code that asks for the number of rows expects a number, not None.
