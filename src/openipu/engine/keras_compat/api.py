@@ -1,8 +1,8 @@
 """The private parts of Keras that the rest of the package uses, under plain names.
 
-Only this file, graph_api.py and patches.py import from `keras.src` or read underscore attributes of Keras' objects, so a
-new Keras release requires changes nowhere else. Nothing is decided here: each function is one thing that Keras knows or
-does.
+Only this file, graph_api.py and patches.py import from `keras.src` or read underscore attributes of Keras' objects. So
+a new Keras release requires changes nowhere else. Nothing is decided here: each function is one thing that Keras knows
+or does.
 """
 
 from __future__ import annotations
