@@ -56,6 +56,7 @@ check: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.first_step
 	$(BIN)/python -m benchmarks.replicas
 	$(BIN)/python -m benchmarks.pipelines
 	$(BIN)/python -m benchmarks.checkpoints

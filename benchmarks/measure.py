@@ -26,6 +26,7 @@ class Entry:
     batch: int | None = None
     ipus: int = 1
     accumulate: int = 1
+    tail: int = 0
 
     def command(self, python: dict[str, str]) -> tuple[list[str], dict[str, str]]:
         """The worker's command line and environment."""
@@ -40,7 +41,7 @@ class Entry:
         words += ["--steps-per-execution", self.per_execution, "--epochs", str(self.epochs)]
         words += ["--steps", str(self.steps)] if self.steps else []
         words += ["--batch", str(self.batch)] if self.batch else []
-        words += ["--ipus", str(self.ipus), "--accumulate", str(self.accumulate)]
+        words += ["--ipus", str(self.ipus), "--accumulate", str(self.accumulate), "--tail", str(self.tail)]
         environment = os.environ | {"KERAS_BACKEND": self.who if peer else "jax", "TF_CPP_MIN_LOG_LEVEL": "3"}
         return words, environment
 

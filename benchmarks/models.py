@@ -1,4 +1,4 @@
-"""The three models that are measured, for Keras on any backend and written by hand for JAX."""
+"""The models that are measured, for Keras on any backend. Three are also written by hand for JAX (by_hand.py)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,22 +14,38 @@ class Case:
     shape: tuple[int, ...]
     batch: int
     steps: int
-    sparse: bool  # labels are class numbers instead of one-hot rows
+    sparse: bool = True  # labels are class numbers instead of one-hot rows
+    classes: int = 10
+    labels: tuple[int, ...] = ()  # the shape of one sample's labels
+    words: int = 0  # inputs are numbers of so many words instead of images
 
 
 CASES = {
-    "mlp": Case("mlp", (28, 28), 32, 1875, True),
-    "cnn": Case("cnn", (28, 28, 1), 64, 100, False),
-    "cifar": Case("cifar", (32, 32, 3), 32, 40, True),
+    case.name: case
+    for case in (
+        Case("mlp", (28, 28), 32, 1875),
+        Case("cnn", (28, 28, 1), 64, 100, sparse=False),
+        Case("cifar", (32, 32, 3), 32, 40),
+        Case("unet", (64, 64, 3), 8, 20, classes=3, labels=(64, 64)),
+        Case("resnet50", (64, 64, 3), 8, 10),
+        Case("mobilenet", (64, 64, 3), 8, 20),
+        Case("gpt", (64,), 16, 20, classes=256, labels=(64,), words=256),
+        Case("lstm", (64,), 32, 40, classes=2, words=1000),
+    )
 }
+LARGER = {name: CASES[name] for name in ("unet", "resnet50", "mobilenet", "gpt", "lstm")}
+"""The models with many layers, for which the time to the first step matters most."""
 
 
-def data(case: Case, batch: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random images and labels for `steps` batches."""
-    rng = np.random.default_rng(0)
-    x = rng.random((batch * steps, *case.shape), np.float32)
-    labels = rng.integers(0, 10, batch * steps)
-    return x, labels.astype(np.int32) if case.sparse else np.eye(10, dtype=np.float32)[labels]
+def data(case: Case, batch: int, steps: int, tail: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Random inputs and labels for `steps` batches, and `tail` samples more."""
+    rng, count = np.random.default_rng(0), batch * steps + tail
+    if case.words:
+        x = rng.integers(0, case.words, (count, *case.shape)).astype(np.int32)
+    else:
+        x = rng.random((count, *case.shape), np.float32)
+    labels = rng.integers(0, case.classes, (count, *case.labels))
+    return x, labels.astype(np.int32) if case.sparse else np.eye(case.classes, dtype=np.float32)[labels]
 
 
 def keras_api(name: str) -> Any:
@@ -37,6 +53,10 @@ def keras_api(name: str) -> Any:
     import keras
     from keras import layers as kl
 
+    if name in LARGER:
+        from benchmarks import larger_models
+
+        return getattr(larger_models, name)()
     if name == "mlp":
         return keras.Sequential(
             [keras.Input((28, 28)), kl.Flatten(), kl.Dense(128, activation="relu"), kl.Dense(10, activation="softmax")]

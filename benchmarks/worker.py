@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--ipus", type=int, default=1)
     parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--tail", type=int, default=0, help="samples in a smaller last batch")
     options = parser.parse_args()
     case = CASES[options.model]
     batch, steps = options.batch or case.batch, options.steps or case.steps
@@ -59,7 +60,7 @@ def with_fit(options: argparse.Namespace, case: Case, batch: int, steps: int, pe
     else:
         model = keras_api(case.name)
         compile_model(model, case, per_execution, options.accumulate)
-    x, y = data(case, batch, steps)
+    x, y = data(case, batch, steps, options.tail)
 
     clock = make_clock()
     begin = time.perf_counter()
