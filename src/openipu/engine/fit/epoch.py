@@ -9,8 +9,8 @@ from openipu.engine.core.state import Logs, Mode
 from openipu.engine.data.slab import Slab
 from openipu.engine.data.sources import Source
 from openipu.engine.host_io.step_logs import CallbackTeller, StepLogs
-from openipu.engine.loop.driver import Launched
-from openipu.engine.loop.interrupts import uninterrupted
+from openipu.engine.interrupts import interruptible, wait_until
+from openipu.engine.loop.driver import Launched, is_ready
 from openipu.engine.loop.loop import Loop, Result
 from openipu.engine.types import Tree
 
@@ -34,15 +34,16 @@ class Epoch:
 
     def execute(self, slab: Slab, _meanwhile: Callable[[], None]) -> list[Result]:
         """Launch a slab on the model's state."""
-        self._began(slab.begin)
-        with uninterrupted():
-            results: list[Result] = self.held.run(self._loop.execute, self._source.resident, slab)
+        with interruptible():
+            self._began(slab.begin)
+        results: list[Result] = self.held.run(self._loop.execute, self._source.resident, slab)
         return results
 
     def tell(self, launched: Launched) -> Tree:
         """Call the callbacks after a launch, and return its logs or outputs."""
         value = self._value(launched.results)
-        self._ended(launched.slab.end, {"outputs": value} if self._mode == "predict" else value)
+        with interruptible():
+            self._ended(launched.slab.end, {"outputs": value} if self._mode == "predict" else value)
         return value
 
     def sync(self) -> None:
@@ -51,6 +52,7 @@ class Epoch:
 
     def _value(self, results: list[Result]) -> Tree:
         if self._mode == "predict":
+            wait_until(functools.partial(is_ready, [result.value for result in results]))
             return concatenate([result.rows() for result in results])
         return results[-1].value
 
@@ -87,7 +89,8 @@ class LiveEpoch(Epoch):
         assert teller is not None
         self._teller = None  # it holds the slab
         predicts = self._mode == "predict"
-        teller.rest(functools.partial(_outputs_of, value, launched.slab) if predicts else lambda _: value)
+        with interruptible():
+            teller.rest(functools.partial(_outputs_of, value, launched.slab) if predicts else lambda _: value)
         return value
 
     def sync(self) -> None:

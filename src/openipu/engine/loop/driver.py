@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from openipu.engine.data.prefetch import Prefetch
 from openipu.engine.data.slab import Slab
+from openipu.engine.interrupts import interruptible, interruptibly, wait_until
+from openipu.engine.types import Tree
 
 import jax
 
@@ -34,9 +37,17 @@ def launches(slabs: Iterator[Slab], execute: Execute, depth: int = 1) -> Iterato
     """
     ready = Prefetch(slabs, depth)
     running: Any = None
-    for slab in ready:
+    for slab in interruptibly(ready):
         results = execute(slab, ready.prepare)
-        ready.prepare()
+        with interruptible():
+            ready.prepare()
+        wait_until(functools.partial(is_ready, running))
         jax.block_until_ready(running)
         running = results[-1].value
         yield Launched(slab, results, ready.ended)
+
+
+def is_ready(tree: Tree) -> bool:
+    """Whether all arrays have been computed, or have failed."""
+    arrays: list[Any] = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
+    return all(array.is_deleted() or array.is_ready() for array in arrays)

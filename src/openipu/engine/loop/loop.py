@@ -82,12 +82,12 @@ class Loop(abc.ABC):
     ) -> tuple[list[Result], State]:
         """Run one slab, normally in one launch. `launch` may replace the plain call of the program."""
         fixed = _shapes((state, resident))
+        parts = self._parts(fixed, slab)
+        # All programs first: the first launch uses up the state, which must not be lost if a second program fails.
+        calls = [self._program(fixed, state, resident, part).call for part in parts]
         results = []
-        for part in self._parts(fixed, slab):
-            key = (fixed, _shapes(part.body), _shapes(part.tail))
-            if key not in self.programs:
-                self.programs[key] = self._compile(state, resident, part)
-            call, args = self.programs[key].call, (state, resident, part.body, self._counts(part), part.tail)
+        for call, part in zip(calls, parts, strict=True):
+            args = (state, resident, part.body, self._counts(part), part.tail)
             value, state = call(*args) if launch is None else launch(call, args)
             results.append(Result(value, part.count, part.has_tail))
         return results, state
@@ -96,6 +96,13 @@ class Loop(abc.ABC):
         """Run a single batch that does not come from a feed, on the first replica."""
         [result], state = self.execute(state, None, _single(batch, self._place.replicas))
         return result, state
+
+    def _program(self, fixed: Tree, state: State, resident: Tree, slab: Slab) -> CompiledProgram:
+        """The program for slabs like this one, compiled if there is none yet."""
+        key = (fixed, _shapes(slab.body), _shapes(slab.tail))
+        if key not in self.programs:
+            self.programs[key] = self._compile(state, resident, slab)
+        return self.programs[key]
 
     def _counts(self, slab: Slab) -> np.ndarray:
         steps, extra = divmod(slab.count, self._place.replicas.count)
