@@ -248,10 +248,8 @@ def main(kind: str, presses: int, checkpoint: bool) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     random.seed(kind + str(checkpoint))
     configuration(kind).configure_ipu_system()
-    if kind == "estimator":
-        came = press_estimators(presses, checkpoint)
-    else:
-        came = press_models(kind, presses, checkpoint)
+    is_estimator = kind == "estimator"
+    came = press_estimators(presses, checkpoint) if is_estimator else press_models(kind, presses, checkpoint)
     keras.random.normal((2, 2))  # Keras is not left in a scope
     assert came >= presses // 4, f"only {came} of {presses} presses came while something ran"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

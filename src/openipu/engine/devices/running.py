@@ -113,12 +113,13 @@ def _in_child() -> None:
 
 
 def _jax_has_started() -> bool:
-    """Whether JAX has started its devices. Then it refuses to change their number, even to the present one."""
-    count = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
+    """Whether JAX has started its devices. It has no function that tells, but refuses to change their number then."""
+    count: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
     try:
-        jax.config.update("jax_num_cpu_devices", count)
+        jax.config.update("jax_num_cpu_devices", count + 2)  # at least 1, because -1 stands for no number
     except RuntimeError:
         return True
+    jax.config.update("jax_num_cpu_devices", count)
     return False
 
 

@@ -105,15 +105,16 @@ class Session:
             while self._late:  # a run that was left by a second Ctrl-C
                 self._late[-1].wait()
                 self._late.pop()
+            self.sync()  # a callback may use the model in the middle of an epoch
             yield
 
     def _compile(self, compile: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Keras' `compile`. Refused while the programs that it would drop are in use."""
+        """Keras' `compile`. Refused while the optimizer and the programs that it would drop are in use."""
         refuse_elsewhere(self.model, "compile")
-        if self._epochs:
+        if self._epochs or self.callbacks is not None:
             raise RuntimeError(
                 f"`compile` of the model {self.model.name!r} was called in the middle of {calls(self.model)[-1]}. Call "
-                "it before or after, or in `on_epoch_begin` or `on_epoch_end`."
+                "it before or after that, or in `on_train_end`."
             )
         compile(*args, **kwargs)
 
