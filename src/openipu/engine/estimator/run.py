@@ -19,8 +19,9 @@ from openipu.engine.core.state import Logs, State
 from openipu.engine.core.state_layout import ReplicaLayout
 from openipu.engine.data.feed import Feed
 from openipu.engine.data.slab import Slab
+from openipu.engine.devices.launching import is_ready
 from openipu.engine.interrupts import interruptible, wait_until
-from openipu.engine.loop.driver import is_ready, launches
+from openipu.engine.loop.driver import launches
 from openipu.engine.loop.loop import Result
 
 import jax

@@ -27,11 +27,11 @@ from openipu.engine.core.wrapped_optimizer import chain
 from openipu.engine.data.feed import Feed
 from openipu.engine.data.make_feed import make_feed
 from openipu.engine.devices import systems
+from openipu.engine.devices.launching import is_ready
 from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.running import refuse_elsewhere, running
 from openipu.engine.interrupts import SHORT, interruptible, uninterrupted, wait_until
-from openipu.engine.loop.driver import is_ready
 from openipu.engine.types import Data, Tree
 
 import jax

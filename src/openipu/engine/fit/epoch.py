@@ -8,9 +8,10 @@ from collections.abc import Callable
 from openipu.engine.core.state import Logs, Mode
 from openipu.engine.data.slab import Slab
 from openipu.engine.data.sources import Source
+from openipu.engine.devices.launching import is_ready
 from openipu.engine.host_io.step_logs import CallbackTeller, StepLogs
 from openipu.engine.interrupts import interruptible, wait_until
-from openipu.engine.loop.driver import Launched, is_ready
+from openipu.engine.loop.driver import Launched
 from openipu.engine.loop.loop import Loop, Result
 from openipu.engine.types import Tree
 

@@ -9,10 +9,10 @@ from typing import Any
 from openipu.engine.core.model_state import assign, values_of, variables_of
 from openipu.engine.core.state import Mode, State
 from openipu.engine.core.state_layout import StateLayout
+from openipu.engine.devices.launching import is_ready
 from openipu.engine.host_io.step_logs import StillRunning
 from openipu.engine.interrupts import Task, leave, uninterrupted, wait_until
 from openipu.engine.keras_compat import api as keras_api
-from openipu.engine.loop.driver import is_ready
 from openipu.engine.types import Array
 
 import jax

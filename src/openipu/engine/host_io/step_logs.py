@@ -18,6 +18,7 @@ from typing import Any
 
 from openipu.engine.core.state import Logs
 from openipu.engine.data.slab import Slab
+from openipu.engine.devices.launching import before_waiting
 from openipu.engine.interrupts import LISTEN, Task, interruptible, leave, let_through, uninterrupted
 from openipu.engine.types import Tree
 
@@ -79,12 +80,13 @@ class StepLogs:
         self._execution = execution = Task(lambda: self._run(call, args), "openipu-execution")
         execution.start()
         try:
-            with interruptible():
-                meanwhile()
-            while (told := self._next()) is not None:
-                done, leaves = told
+            with before_waiting(self._keep_all):
                 with interruptible():
-                    tell(done, jax.tree.unflatten(self._structure, leaves))
+                    meanwhile()
+                while (told := self._next()) is not None:
+                    done, leaves = told
+                    with interruptible():
+                        tell(done, jax.tree.unflatten(self._structure, leaves))
         except BaseException as error:
             self.error = error
         self._execution = None
@@ -106,10 +108,14 @@ class StepLogs:
         execution = self._execution
         if execution is None:
             return None
-        with self._changed:
+        self._keep_all()
+        return execution.result()
+
+    def _keep_all(self) -> None:
+        """Keep all further logs, so that the program does not wait for callbacks."""
+        with uninterrupted(), self._changed:
             self._bounded = False
             self._changed.notify_all()
-        return execution.result()
 
     def _run(self, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Run the program, in its own thread."""

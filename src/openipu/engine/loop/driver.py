@@ -9,8 +9,8 @@ from typing import Any
 
 from openipu.engine.data.prefetch import Prefetch
 from openipu.engine.data.slab import Slab
+from openipu.engine.devices.launching import is_ready
 from openipu.engine.interrupts import interruptible, interruptibly, wait_until
-from openipu.engine.types import Tree
 
 import jax
 
@@ -45,9 +45,3 @@ def launches(slabs: Iterator[Slab], execute: Execute, depth: int = 1) -> Iterato
         jax.block_until_ready(running)
         running = results[-1].value
         yield Launched(slab, results, ready.ended)
-
-
-def is_ready(tree: Tree) -> bool:
-    """Whether all arrays have been computed, or have failed."""
-    arrays: list[Any] = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
-    return all(array.is_deleted() or array.is_ready() for array in arrays)

@@ -16,6 +16,7 @@ from typing import Any
 from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.state import Outcome, State
 from openipu.engine.data.slab import Slab
+from openipu.engine.devices.launching import in_turn
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.host_io.step_logs import StepLogs
@@ -84,7 +85,10 @@ class Loop(abc.ABC):
         fixed = _shapes((state, resident))
         parts = self._parts(fixed, slab)
         # All programs first: the first launch uses up the state, which must not be lost if a second program fails.
-        calls = [self._program(fixed, state, resident, part).call for part in parts]
+        calls = [
+            in_turn(self, self._place.replicas.devices, self._program(fixed, state, resident, part).call)
+            for part in parts
+        ]
         results = []
         for call, part in zip(calls, parts, strict=True):
             args = (state, resident, part.body, self._counts(part), part.tail)

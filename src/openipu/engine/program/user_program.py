@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 from openipu.engine.core.replicated_step import one_of_several
 from openipu.engine.devices import systems
 from openipu.engine.devices.kept_programs import KeptPrograms
+from openipu.engine.devices.launching import in_turn
 from openipu.engine.devices.memory import SLAB_SHARE, free_memory
 from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.devices.replicas import Replicas
@@ -212,7 +213,8 @@ class UserProgram:
             feed.begin(replicas.count)
         try:
             with interruptible() if needs.fetched else contextlib.nullcontext():
-                result, state, taken, visits = program.call(*values, slabs, call.arrays)
+                launch = in_turn(self if needs.state else None, replicas.devices, program.call)
+                result, state, taken, visits = launch(*values, slabs, call.arrays)
                 if needs.visits_host:
                     jax.block_until_ready((result, state, taken, visits))
         except jax.errors.JaxRuntimeError:
