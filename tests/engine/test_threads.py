@@ -20,6 +20,7 @@ def run(repository: Path, rounds: int, *kinds: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_first_round(repository: Path) -> None:
     """In a fresh process, where a pipeline would like other devices than those that replicas already use."""
     run(repository, 1, "replicas", "pipeline", "plain")

@@ -35,16 +35,29 @@ LISTEN = 0.05
 """How often, in seconds, a waiting main thread looks whether Ctrl-C was pressed."""
 
 
-@dataclass(slots=True)
 class _Region:
-    patience: float
-    lets_through: bool = False
-    raised: bool = False
-    """Whether a press has already raised here. The exception then has to leave the region undisturbed."""
+    """A block that holds Ctrl-C back or lets it through. Its methods are short: each callback of a step is in one."""
+
+    __slots__ = ("depth", "lets_through", "patience", "raised")
+
+    def __init__(self, patience: float, lets_through: bool) -> None:
+        self.patience, self.lets_through = patience, lets_through
+        self.raised = False  # whether a press has raised here, and the exception has to leave undisturbed
+        self.depth: int | None = None
 
     @property
     def is_open(self) -> bool:
         return self.lets_through and not self.raised
+
+    def __enter__(self) -> None:
+        if threading.get_ident() == threading.main_thread().ident:
+            self.depth = _presses.enter(self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.depth is not None:
+            _presses.leave(self, self.depth, error)
 
 
 @dataclass(slots=True)
@@ -83,63 +96,43 @@ class _Presses:
 
     def enter(self, region: _Region) -> int | None:
         """Begin a region, and return its depth. None if there is nothing to do."""
-        if threading.current_thread() is not threading.main_thread():
-            return None
-        current = signal.getsignal(signal.SIGINT)
-        if current != self.handle:
+        if not self.regions:
+            current = signal.getsignal(signal.SIGINT)
             if region.lets_through or not callable(current):
                 return None
             # From the second line on, a press only waits, so nothing is left half done.
             self.before, self.held, self.last = current, None, float("-inf")
             signal.signal(signal.SIGINT, self.handle)
-            self.regions.clear()
-        if region.lets_through:
+        elif region.lets_through and self.held is not None:
             self.deliver()
         self.regions.append(region)
         return len(self.regions) - 1
 
-    def leave(self, depth: int, error: BaseException | None) -> None:
+    def leave(self, region: _Region, depth: int, error: BaseException | None) -> None:
         """End a region, and those inside it that could not be ended."""
-        held_back = depth < len(self.regions) and not self.regions[depth].lets_through
         del self.regions[depth:]
-        if not self.regions and signal.getsignal(signal.SIGINT) == self.handle:
+        if self.regions:
+            if region.lets_through or not self.regions[-1].is_open:
+                return  # a press waits for the next place where it can be let through
+        elif signal.getsignal(signal.SIGINT) == self.handle:
             signal.signal(signal.SIGINT, self.before)
-        if held_back and not (self.regions and not self.regions[-1].is_open):
-            if isinstance(error, KeyboardInterrupt):
-                self.held = None
+        if isinstance(error, KeyboardInterrupt):
+            self.held = None
+        if self.held is not None:
             self.deliver()
 
 
 _presses = _Presses()
 
 
-class _In:
-    """A region as a context manager. Not a generator, which could be interrupted on its way in and out."""
-
-    __slots__ = ("_depth", "_region")
-
-    def __init__(self, region: _Region) -> None:
-        self._region = region
-        self._depth: int | None = None
-
-    def __enter__(self) -> None:
-        self._depth = _presses.enter(self._region)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._depth is not None:
-            _presses.leave(self._depth, error)
-
-
 def uninterrupted(patience: float = LONG) -> contextlib.AbstractContextManager[None]:
     """Hold Ctrl-C back until the block ends, or until it is pressed again after `patience` seconds."""
-    return _In(_Region(patience))
+    return _Region(patience, lets_through=False)
 
 
 def interruptible() -> contextlib.AbstractContextManager[None]:
     """Let Ctrl-C through, inside a block that holds it back: what was pressed before, and what is pressed now."""
-    return _In(_Region(SHORT, lets_through=True))
+    return _Region(SHORT, lets_through=True)
 
 
 def let_through() -> None:

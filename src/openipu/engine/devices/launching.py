@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,6 +21,9 @@ from openipu.engine.interrupts import LISTEN, let_through, wait_until
 from openipu.engine.types import Tree
 
 import jax
+
+SHORT_EXECUTION = 0.02
+"""An execution that takes fewer seconds is short."""
 
 _turn = threading.RLock()
 _last: tuple[weakref.ref[object] | None, Tree] = None, None
@@ -43,7 +47,8 @@ def in_turn(
         try:
             before, running = _last
             follows = chain is not None and before is not None and before() is chain
-            if devices[0].platform == "cpu" and not follows:
+            if devices[0].platform == "cpu" and not follows and not is_ready(running):
+                _about_to_wait()
                 wait_until(lambda: is_ready(running))
             result = call(*args)
             # Results come first. They are not donated to another launch, as the state is.
@@ -70,6 +75,25 @@ def before_waiting(call: Callable[[], None]) -> Iterator[None]:
         calls.remove(call)
 
 
+class Wait:
+    """Waits for one execution after the other. Ctrl-C is let through unless they are short.
+
+    Looking again and again whether an execution has ended costs a part of a millisecond, which is nothing for a long
+    one. Short ones are waited for in C++, where nothing is heard.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = SHORT_EXECUTION  # of the latest wait
+
+    def __call__(self, tree: Tree) -> None:
+        """Wait until all arrays have been computed. Raises the error of a program that has failed."""
+        began = time.perf_counter()
+        if self._seconds >= SHORT_EXECUTION:
+            wait_until(lambda: is_ready(tree))
+        jax.block_until_ready(tree)
+        self._seconds = time.perf_counter() - began
+
+
 def is_ready(tree: Tree) -> bool:
     """Whether all arrays have been computed, or have failed, or are gone."""
     arrays: list[Any] = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
@@ -80,7 +104,11 @@ def _wait_for_turn() -> None:
     """Wait until no other thread is launching. Ctrl-C is let through."""
     if _turn.acquire(blocking=False):
         return
-    for call in _local.__dict__.get("calls", ()):
-        call()
+    _about_to_wait()
     while not _turn.acquire(timeout=LISTEN):
         let_through()
+
+
+def _about_to_wait() -> None:
+    for call in _local.__dict__.get("calls", ()):
+        call()

@@ -33,6 +33,7 @@ first would avoid it, but making one takes private API of jaxlib. Measured with 
 import contextlib
 import os
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -205,13 +206,15 @@ def _compiler_options(settings: Settings, device: jax.Device) -> tuple[tuple[str
 def reserve() -> None:
     """Keep a spare thread per core for virtual CPU devices. What was compiled before is compiled once more.
 
-    Nothing happens while other calls are running, whose devices would be replaced. A pipeline also runs without spare
-    threads, but not as fast.
+    Nothing happens while other calls are running, whose devices would be replaced, nor in other threads than the main
+    one: JAX crashes if it is restarted while any thread uses it, and a program with several threads may do that, even
+    in plain Keras. A pipeline also runs without spare threads, but not as fast.
     """
     global _spare, _systems, _generation
     with _lock:
         used = sum(len(system.devices) for system in _systems or () if system.platform == "cpu")
-        if _spare or (used > 1 and len(calls()) > 1):
+        alone = threading.current_thread() is threading.main_thread() and len(calls()) <= 1
+        if _spare or (used > 1 and not alone):
             return
         _spare = cores()
         if used > 1 and spare_threads(used) < _spare:

@@ -6,7 +6,6 @@ counts the steps. While training, it also delivers results and saves checkpoints
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +18,8 @@ from openipu.engine.core.state import Logs, State
 from openipu.engine.core.state_layout import ReplicaLayout
 from openipu.engine.data.feed import Feed
 from openipu.engine.data.slab import Slab
-from openipu.engine.devices.launching import is_ready
-from openipu.engine.interrupts import interruptible, wait_until
+from openipu.engine.devices.launching import Wait
+from openipu.engine.interrupts import interruptible
 from openipu.engine.loop.driver import launches
 from openipu.engine.loop.loop import Result
 
@@ -89,8 +88,7 @@ class Run:
                 first = self._mark()
             if self.hooks.context.stop_requested:
                 break
-        wait_until(functools.partial(is_ready, jax.tree.leaves(self._state)[-1:]))
-        jax.block_until_ready(self._state)
+        Wait()(self._state)
         last = self._mark()
         self.hooks.end()
         if reported:

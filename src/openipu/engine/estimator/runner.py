@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -27,11 +26,11 @@ from openipu.engine.core.wrapped_optimizer import chain
 from openipu.engine.data.feed import Feed
 from openipu.engine.data.make_feed import make_feed
 from openipu.engine.devices import systems
-from openipu.engine.devices.launching import is_ready
+from openipu.engine.devices.launching import Wait
 from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.running import refuse_elsewhere, running
-from openipu.engine.interrupts import SHORT, interruptible, uninterrupted, wait_until
+from openipu.engine.interrupts import SHORT, interruptible, uninterrupted
 from openipu.engine.types import Data, Tree
 
 import jax
@@ -290,9 +289,10 @@ class EstimatorRunner:
         self, input_fn: Callable[..., Data], params: Params, hooks: Sequence[SessionRunHook], path: Path | None
     ) -> Iterator[Tree]:
         run = self._run("infer", input_fn, params, hooks, path, None)
+        wait = Wait()
         for results in run.launched():
             for result in results:
-                wait_until(functools.partial(is_ready, result.value))
+                wait(result.value)
                 yield result.rows()
 
     @contextlib.contextmanager

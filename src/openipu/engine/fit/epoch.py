@@ -8,9 +8,9 @@ from collections.abc import Callable
 from openipu.engine.core.state import Logs, Mode
 from openipu.engine.data.slab import Slab
 from openipu.engine.data.sources import Source
-from openipu.engine.devices.launching import is_ready
+from openipu.engine.devices.launching import Wait
 from openipu.engine.host_io.step_logs import CallbackTeller, StepLogs
-from openipu.engine.interrupts import interruptible, wait_until
+from openipu.engine.interrupts import interruptible
 from openipu.engine.loop.driver import Launched
 from openipu.engine.loop.loop import Loop, Result
 from openipu.engine.types import Tree
@@ -30,6 +30,7 @@ class Epoch:
     ) -> None:
         self._mode, self._loop, self._source = mode, loop, source
         self.held = held
+        self._wait = Wait()
         self._began: Callable[[int], None] = getattr(callbacks, f"on_{mode}_batch_begin")
         self._ended: Callable[[int, Logs], None] = getattr(callbacks, f"on_{mode}_batch_end")
 
@@ -53,7 +54,7 @@ class Epoch:
 
     def _value(self, results: list[Result]) -> Tree:
         if self._mode == "predict":
-            wait_until(functools.partial(is_ready, [result.value for result in results]))
+            self._wait([result.value for result in results])
             return concatenate([result.rows() for result in results])
         return results[-1].value
 

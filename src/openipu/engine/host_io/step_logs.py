@@ -69,8 +69,8 @@ class StepLogs:
         """Return `call(*args)`. Until it ends, `tell(batches done, logs)` is called for each step.
 
         `meanwhile` is called once, as soon as the call has started. An error in `tell` is kept in `error`, so that the
-        result of the call is not lost. Ctrl-C is such an error. If it is pressed again while the program still runs,
-        this raises `StillRunning`.
+        result of the call is not lost. Ctrl-C, which the caller holds back, is such an error. If it is pressed again
+        while the program still runs, this raises `StillRunning`.
         """
         self.error = None
         self._told.clear()
@@ -129,7 +129,7 @@ class StepLogs:
     def _next(self) -> tuple[int, tuple[np.ndarray, ...]] | None:
         """The next logs, or None when the execution has ended and there are none left. Ctrl-C is let through."""
         while True:
-            with uninterrupted(), self._changed:
+            with self._changed:
                 if not self._told and not self._ended:
                     self._changed.wait(LISTEN)
                 if self._told or self._ended:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from openipu.engine.data.prefetch import Prefetch
 from openipu.engine.data.slab import Slab
-from openipu.engine.devices.launching import is_ready
-from openipu.engine.interrupts import interruptible, interruptibly, wait_until
-
-import jax
+from openipu.engine.devices.launching import Wait
+from openipu.engine.interrupts import interruptible, interruptibly
 
 from .loop import Result
 
@@ -37,11 +34,11 @@ def launches(slabs: Iterator[Slab], execute: Execute, depth: int = 1) -> Iterato
     """
     ready = Prefetch(slabs, depth)
     running: Any = None
+    wait = Wait()
     for slab in interruptibly(ready):
         results = execute(slab, ready.prepare)
         with interruptible():
             ready.prepare()
-        wait_until(functools.partial(is_ready, running))
-        jax.block_until_ready(running)
+        wait(running)
         running = results[-1].value
         yield Launched(slab, results, ready.ended)
