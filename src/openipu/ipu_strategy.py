@@ -9,6 +9,7 @@ from typing import Any
 from openipu import _validate as validate
 from openipu.engine.devices import systems
 from openipu.engine.devices.current_system import on, open_strategies, ordinal_of
+from openipu.engine.devices.running import check_not_forked
 from openipu.engine.fit.session import Session
 from openipu.engine.keras_compat.model_classes import extend_new_models
 from openipu.engine.program.program_trace import current
@@ -66,6 +67,7 @@ class IPUStrategyV1:
     @contextlib.contextmanager
     def scope(self) -> Iterator[IPUStrategyV1]:
         """Use this strategy for models that are created until the `with` block ends."""
+        check_not_forked()
         stack = open_strategies()
         stack.append(self)
         try:

@@ -20,6 +20,7 @@ from openipu.engine.core.updates import Updates
 from openipu.engine.fit import fit as run
 from openipu.engine.fit.session import Session
 from openipu.engine.fit.step_function import StepFunction
+from openipu.engine.interrupts import interruptible, uninterrupted
 from openipu.engine.keras_compat.model_classes import pickled, subclass_as
 from openipu.ipu_infeed_queue import prefetch_option
 
@@ -39,23 +40,49 @@ class ModelExtension(PipeliningExtension):
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Train the model. Each launch of the compiled program runs `steps_per_execution` steps."""
-        if self._ipu_session.left_to_keras("train"):
-            return super().fit(*args, **kwargs)  # type: ignore[misc]
-        return run.fit(self._ipu_session, *args, **kwargs)
+        with self._ipu_session.using("fit"):
+            if self._ipu_session.left_to_keras("train"):
+                with interruptible():
+                    return super().fit(*args, **kwargs)  # type: ignore[misc]
+            return run.fit(self._ipu_session, *args, **kwargs)
 
     @functools.wraps(keras.Model.evaluate)
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Compute losses and metrics over the data."""
-        if self._ipu_session.left_to_keras("test"):
-            return super().evaluate(*args, **kwargs)  # type: ignore[misc]
-        return run.evaluate(self._ipu_session, *args, **kwargs)
+        with self._ipu_session.using("evaluate"):
+            if self._ipu_session.left_to_keras("test"):
+                with interruptible():
+                    return super().evaluate(*args, **kwargs)  # type: ignore[misc]
+            return run.evaluate(self._ipu_session, *args, **kwargs)
 
     @functools.wraps(keras.Model.predict)
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the outputs for every row of the data, in order."""
-        if self._ipu_session.left_to_keras("predict"):
-            return super().predict(*args, **kwargs)  # type: ignore[misc]
-        return run.predict(self._ipu_session, *args, **kwargs)
+        with self._ipu_session.using("predict"):
+            if self._ipu_session.left_to_keras("predict"):
+                with interruptible():
+                    return super().predict(*args, **kwargs)  # type: ignore[misc]
+            return run.predict(self._ipu_session, *args, **kwargs)
+
+    @functools.wraps(keras.Model.train_on_batch)
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Train on a single batch."""
+        return self._on_batch("train_on_batch", *args, **kwargs)
+
+    @functools.wraps(keras.Model.test_on_batch)
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute losses and metrics over a single batch."""
+        return self._on_batch("test_on_batch", *args, **kwargs)
+
+    @functools.wraps(keras.Model.predict_on_batch)
+    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the outputs for a single batch."""
+        return self._on_batch("predict_on_batch", *args, **kwargs)
+
+    def _on_batch(self, call: str, *args: Any, **kwargs: Any) -> Any:
+        # Keras takes the state from the variables and puts it back. Ctrl-C in between would lose it.
+        with self._ipu_session.using(call), uninterrupted():
+            return getattr(super(), call)(*args, **kwargs)
 
     def make_train_function(self, force: bool = False) -> Any:
         """Prepare the program behind `fit` and `train_on_batch`."""

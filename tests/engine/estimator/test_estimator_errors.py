@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import threading
 from dataclasses import replace
 
 import openipu as ipu
@@ -463,3 +464,34 @@ def test_hooks_ask_for_what_there_is(tmp_path):
     one = IPUEstimator(with_spec(), tmp_path, run_config())
     with pytest.raises(ValueError, match="asks for 'accuracy', but an execution returns only 'global_step', 'loss'"):
         one.train(looped(), hooks=[Asks()], steps=4)
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_an_estimator_that_is_used_by_its_own_hook(tmp_path, elsewhere):
+    found = []
+
+    class Uses(SessionRunHook):
+        def after_run(self, *_):
+            if elsewhere:
+                thread = threading.Thread(target=self.use)
+                thread.start()
+                thread.join()
+            else:
+                self.use()
+
+        def use(self):
+            try:
+                found.append(next(one.predict(once())))
+            except RuntimeError as error:
+                found.append(str(error))
+
+    one = estimator(tmp_path)
+    one.train(looped(), hooks=[Uses()], steps=4)
+    if elsewhere:
+        wanted = (
+            "The estimator of 'model_fn' is busy: `train` of the estimator of 'model_fn' in the thread 'MainThread'"
+        )
+        assert found[0].startswith(wanted)
+    else:
+        assert found[0]["logits"].shape == (3,)
+    assert one.get_variable_value("global_step") == 4

@@ -315,3 +315,12 @@ def test_errors(caplog):
         model.set_outfeed_queue_options(buffer_depth=0)
     model.set_outfeed_queue_options(optimise_latency=True)
     assert "optimise_latency of a model's feeds" in caplog.text
+
+
+def test_a_callback_may_run_another_model_on_the_same_devices():
+    """It waits for its turn, so the program must not wait for the callback, however many logs there are."""
+    other = make_model(live=False, replicas=2)
+    model = make_model(live=True, steps=STEPS, replicas=2)
+    model.set_outfeed_queue_options(buffer_depth=1)
+    told, _ = fit(model, epochs=1, look=lambda *_: other.predict(X[:16], batch_size=BATCH, verbose=0))
+    assert [batch for batch, _ in told.ended] == list(range(STEPS))

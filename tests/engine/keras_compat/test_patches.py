@@ -40,6 +40,7 @@ LISTED = {
     "LossScaleOptimizer.apply",
     "LossScaleOptimizer.check_finite of single objects",
     "Model.__new__",
+    "Model.compile of single objects",
     "Model.stateless_call of single objects",
     "Node.__init__",
     "Operation.__init__",

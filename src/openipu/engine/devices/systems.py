@@ -49,11 +49,12 @@ import jax.extend.backend
 from jax.experimental import io_callback
 
 from . import program_cache
+from .running import calls, changing, check_not_forked, refuse_new_devices
 
 MAX_VIRTUAL_DEVICES: Final = 1024
 
 _jax: Any = jax  # parts of its public API carry no annotations
-_lock = threading.RLock()
+_lock = changing
 _settings: Settings | None = None
 _systems: tuple["System", ...] | None = None
 _generation = 0
@@ -99,9 +100,11 @@ def configure(settings: Settings | None) -> None:
     If the devices are not available, this raises, and the previous configuration stays in force.
     """
     global _settings, _systems, _generation
+    check_not_forked()
     with _lock:
         if settings == _settings:
             return
+        refuse_new_devices()
         _finish()
         attached = None
         if settings is not None and settings.connection is DeviceConnectionType.ALWAYS:
@@ -112,6 +115,7 @@ def configure(settings: Settings | None) -> None:
 def attach() -> tuple[System, ...]:
     """The systems of the active configuration. Finds or makes their devices if that has not happened yet."""
     global _systems
+    check_not_forked()
     attached = _systems
     if attached is not None:
         return attached
@@ -200,13 +204,19 @@ def _compiler_options(settings: Settings, device: jax.Device) -> tuple[tuple[str
 
 
 def reserve() -> None:
-    """Keep a spare thread per core for virtual CPU devices. What was compiled before is compiled once more."""
+    """Keep a spare thread per core for virtual CPU devices. What was compiled before is compiled once more.
+
+    Nothing happens while other calls are running, whose devices would be replaced, nor in other threads than the main
+    one: JAX crashes if it is restarted while any thread uses it, and a program with several threads may do that, even
+    in plain Keras. A pipeline also runs without spare threads, but not as fast.
+    """
     global _spare, _systems, _generation
     with _lock:
-        if _spare:
+        used = sum(len(system.devices) for system in _systems or () if system.platform == "cpu")
+        alone = threading.current_thread() is threading.main_thread() and len(calls()) <= 1
+        if _spare or (used > 1 and not alone):
             return
         _spare = cores()
-        used = sum(len(system.devices) for system in _systems or () if system.platform == "cpu")
         if used > 1 and spare_threads(used) < _spare:
             _finish()
             _systems, _generation = None, _generation + 1

@@ -10,6 +10,7 @@ from typing import Any
 
 from openipu import _validate as validate
 from openipu.engine.host_io.outfeed_buffer import IPUOutfeedMode
+from openipu.engine.interrupts import interruptible
 from openipu.engine.types import Array, Tree
 
 import jax
@@ -200,26 +201,30 @@ class Hooks:
     def begin(self, global_step: int) -> None:
         """Call the hooks before the first execution."""
         self.context.global_step = global_step
-        for hook in self._hooks:
-            hook.begin()
-        for hook in self._hooks:
-            hook.after_create_session(self.context, None)
+        with interruptible():
+            for hook in self._hooks:
+                hook.begin()
+            for hook in self._hooks:
+                hook.after_create_session(self.context, None)
 
     def before_run(self) -> None:
         """Call the hooks before an execution."""
-        self._asked = [hook.before_run(self.context) for hook in self._hooks]
+        with interruptible():
+            self._asked = [hook.before_run(self.context) for hook in self._hooks]
 
     def after_run(self, global_step: int, values: dict[str, Any]) -> None:
         """Call the hooks after a launch."""
         values = {"global_step": global_step, **values}
         for hook, asked in zip(self._hooks, self._asked, strict=True):
             results = None if asked is None else jax.tree.map(lambda name: _fetch(values, name), asked.fetches)
-            hook.after_run(self.context, SessionRunValues(results))
+            with interruptible():
+                hook.after_run(self.context, SessionRunValues(results))
 
     def end(self) -> None:
         """Call the hooks after the last execution."""
-        for hook in self._hooks:
-            hook.end(self.context)
+        with interruptible():
+            for hook in self._hooks:
+                hook.end(self.context)
 
 
 def _fetch(values: dict[str, Any], name: str) -> Any:

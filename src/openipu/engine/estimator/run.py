@@ -18,6 +18,8 @@ from openipu.engine.core.state import Logs, State
 from openipu.engine.core.state_layout import ReplicaLayout
 from openipu.engine.data.feed import Feed
 from openipu.engine.data.slab import Slab
+from openipu.engine.devices.launching import Wait
+from openipu.engine.interrupts import interruptible
 from openipu.engine.loop.driver import launches
 from openipu.engine.loop.loop import Result
 
@@ -86,7 +88,7 @@ class Run:
                 first = self._mark()
             if self.hooks.context.stop_requested:
                 break
-        jax.block_until_ready(self._state)
+        Wait()(self._state)
         last = self._mark()
         self.hooks.end()
         if reported:
@@ -162,10 +164,12 @@ class Training(Run):
         progress = Progress(summaries, self.global_step, config.log_step_count_steps, config.save_summary_steps)
         periodic = config.save_checkpoints_steps is not None or config.save_checkpoints_secs is not None
         try:
-            for listener in self._listeners:
-                listener.begin()
+            with interruptible():
+                for listener in self._listeners:
+                    listener.begin()
             for results in self.launched():
-                self._deliver(results, summaries)
+                with interruptible():
+                    self._deliver(results, summaries)
                 progress.note(self.global_step, _fetches(results)["loss"])
                 if periodic and self._checkpoints.due(self.global_step):
                     self._save()
@@ -173,8 +177,9 @@ class Training(Run):
             if self.global_step < self._target and not self.hooks.context.stop_requested:
                 log.info("The data ended at step %d of %d.", self.global_step, self._target)
             self._save(wait=True)
-            for listener in self._listeners:
-                listener.end(self.hooks.context, self.global_step)
+            with interruptible():
+                for listener in self._listeners:
+                    listener.end(self.hooks.context, self.global_step)
         finally:
             summaries.close()
             self._checkpoints.close()

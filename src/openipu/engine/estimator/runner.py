@@ -7,6 +7,7 @@ subclass that makes its programs differently overrides `_make_program`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -25,8 +26,11 @@ from openipu.engine.core.wrapped_optimizer import chain
 from openipu.engine.data.feed import Feed
 from openipu.engine.data.make_feed import make_feed
 from openipu.engine.devices import systems
+from openipu.engine.devices.launching import Wait
 from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.devices.replicas import Replicas
+from openipu.engine.devices.running import refuse_elsewhere, running
+from openipu.engine.interrupts import SHORT, interruptible, uninterrupted
 from openipu.engine.types import Data, Tree
 
 import jax
@@ -205,6 +209,18 @@ class EstimatorRunner:
         listeners: Sequence[CheckpointSaverListener],
     ) -> None:
         """Train for `steps` more steps, or until the global step is `max_steps`."""
+        with self._using("train"):
+            self._train(input_fn, params, hooks, steps, max_steps, listeners)
+
+    def _train(
+        self,
+        input_fn: Callable[..., Data],
+        params: Params,
+        hooks: Sequence[SessionRunHook],
+        steps: int | None,
+        max_steps: int | None,
+        listeners: Sequence[CheckpointSaverListener],
+    ) -> None:
         place, checkpoints = self.place(), self.checkpoints()
         self._refuse_foreign(checkpoints)
         problem = self._open(checkpoints)
@@ -219,7 +235,8 @@ class EstimatorRunner:
                 raise problem
             executions = -(-(target - begin) // self.iterations)
             batches = executions * self.iterations * place.replicas.count
-            data, batch_size = resumed(self.input_fn(input_fn, "train", params), found, batches)
+            with interruptible():
+                data, batch_size = resumed(self.input_fn(input_fn, "train", params), found, batches)
             program = self.program("train", data.first, place, params)
             start = dataclasses.replace(self._start(program, found), batch_size=batch_size)
             self._check_space(checkpoints, start)
@@ -255,6 +272,18 @@ class EstimatorRunner:
         name: str | None,
     ) -> Logs:
         """The loss, the metrics and the global step of a checkpoint."""
+        with self._using("evaluate"):
+            return self._evaluate(input_fn, params, steps, hooks, path, name)
+
+    def _evaluate(
+        self,
+        input_fn: Callable[..., Data],
+        params: Params,
+        steps: int | None,
+        hooks: Sequence[SessionRunHook],
+        path: Path | None,
+        name: str | None,
+    ) -> Logs:
         run = self._run("eval", input_fn, params, hooks, path, steps)
         results = [result for results in run.launched() for result in results]
         if steps is not None and run.steps < steps:
@@ -272,10 +301,38 @@ class EstimatorRunner:
         self, input_fn: Callable[..., Data], params: Params, hooks: Sequence[SessionRunHook], path: Path | None
     ) -> Iterator[Tree]:
         """Yield the predictions of each execution, with the example as first axis."""
+        blocks = self._predictions(input_fn, params, hooks, path)
+        block: list[Tree] = []
+        while True:
+            # The estimator is only in use while it computes, not while the user looks at the predictions.
+            with self._using("predict"):
+                try:
+                    block.append(next(blocks))
+                except StopIteration:
+                    return
+            yield block.pop()
+
+    def _predictions(
+        self, input_fn: Callable[..., Data], params: Params, hooks: Sequence[SessionRunHook], path: Path | None
+    ) -> Iterator[Tree]:
         run = self._run("infer", input_fn, params, hooks, path, None)
+        wait = Wait()
         for results in run.launched():
             for result in results:
+                wait(result.value)
                 yield result.rows()
+
+    @contextlib.contextmanager
+    def _using(self, call: str) -> Iterator[None]:
+        """Until the block ends, `call` is running: other threads cannot use the estimator or configure devices.
+
+        Ctrl-C is held back, except where it is let through. See engine/interrupts.py.
+        """
+        with uninterrupted(SHORT):
+            refuse_elsewhere(self, call)
+            self.place()  # configures devices, which is no longer possible when the call is running
+            with running(self, call, f"the estimator of {self._name!r}"):
+                yield
 
     def _run(
         self,
@@ -288,7 +345,8 @@ class EstimatorRunner:
     ) -> Run:
         place, found = self.place(), self.saved(path)
         limit = None if steps is None else steps * place.replicas.count
-        data = InputBatches(self.input_fn(input_fn, mode, params), 0, limit)
+        with interruptible():
+            data = InputBatches(self.input_fn(input_fn, mode, params), 0, limit)
         program = self.program(mode, data.first, place, params)
         start = self._start(program, found)
         return Run(program, start, hooks, self._feed(program, data), self.model_dir, self.config)

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from openipu.engine.core.state import Logs, Mode
 from openipu.engine.data.slab import Slab
 from openipu.engine.data.sources import Source
+from openipu.engine.devices.launching import Wait
 from openipu.engine.host_io.step_logs import CallbackTeller, StepLogs
+from openipu.engine.interrupts import interruptible
 from openipu.engine.loop.driver import Launched
-from openipu.engine.loop.interrupts import uninterrupted
 from openipu.engine.loop.loop import Loop, Result, concatenate
 from openipu.engine.types import Tree
 
@@ -28,20 +29,22 @@ class Epoch:
     ) -> None:
         self._mode, self._loop, self._source = mode, loop, source
         self.held = held
+        self._wait = Wait()
         self._began: Callable[[int], None] = getattr(callbacks, f"on_{mode}_batch_begin")
         self._ended: Callable[[int, Logs], None] = getattr(callbacks, f"on_{mode}_batch_end")
 
     def execute(self, slab: Slab, _meanwhile: Callable[[], None]) -> list[Result]:
         """Launch a slab on the model's state."""
-        self._began(slab.begin)
-        with uninterrupted():
-            results: list[Result] = self.held.run(self._loop.execute, self._source.resident, slab)
+        with interruptible():
+            self._began(slab.begin)
+        results: list[Result] = self.held.run(self._loop.execute, self._source.resident, slab)
         return results
 
     def tell(self, launched: Launched) -> Tree:
         """Call the callbacks after a launch, and return its logs or outputs."""
         value = self._value(launched.results)
-        self._ended(launched.slab.end, {"outputs": value} if self._mode == "predict" else value)
+        with interruptible():
+            self._ended(launched.slab.end, {"outputs": value} if self._mode == "predict" else value)
         return value
 
     def sync(self) -> None:
@@ -50,6 +53,7 @@ class Epoch:
 
     def _value(self, results: list[Result]) -> Tree:
         if self._mode == "predict":
+            self._wait([result.value for result in results])
             return concatenate([result.rows() for result in results])
         return results[-1].value
 
@@ -86,7 +90,8 @@ class LiveEpoch(Epoch):
         assert teller is not None
         self._teller = None  # it holds the slab
         predicts = self._mode == "predict"
-        teller.rest(functools.partial(_outputs_of, value, launched.slab) if predicts else lambda _: value)
+        with interruptible():
+            teller.rest(functools.partial(_outputs_of, value, launched.slab) if predicts else lambda _: value)
         return value
 
     def sync(self) -> None:

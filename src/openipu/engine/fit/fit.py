@@ -6,6 +6,7 @@ one. This file only defines the order in which things happen, which is Keras' or
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -17,6 +18,7 @@ from openipu.engine.core.update_rules import check_training
 from openipu.engine.data.feed import Feed
 from openipu.engine.data.make_feed import limited, make_feed
 from openipu.engine.devices.placement import placement_on
+from openipu.engine.interrupts import interruptible
 from openipu.engine.keras_compat import api as keras_api
 from openipu.engine.keras_compat.build_model import build, build_for_predict, is_built
 from openipu.engine.loop.loop import concatenate
@@ -74,11 +76,12 @@ def fit(
     validation = Validation(validation_data, validation_freq, validation_batch_size or batch_size, validation_steps)
     _build_early(session, x, y, sample_weight, batch_size)
     place = session.reserve_place()
-    feed = make_feed(
-        place, model.steps_per_execution, x, y, sample_weight,
-        accumulated=options.updates.steps,
-        batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
-    )  # fmt: skip
+    with interruptible():
+        feed = make_feed(
+            place, model.steps_per_execution, x, y, sample_weight,
+            accumulated=options.updates.steps,
+            batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
+        )  # fmt: skip
     log.info("%s: %s", model.name, describe_updates(feed, place.replicas, options))
     build(model, feed.source.first_batch)
     session.check_labels("train", feed)
@@ -97,14 +100,16 @@ def _train(
     session.callbacks = callbacks
     model.stop_training = False
     try:
-        callbacks.on_train_begin()
+        with interruptible():
+            callbacks.on_train_begin()
         logs = _train_epochs(session, feed, callbacks, validation, initial_epoch, epochs)
     finally:
         keeper = session.keeper
         session.validation, session.resume, session.keeper, session.callbacks = outer
         if keeper is not None:
             keeper.finish()
-    callbacks.on_train_end(logs=logs)
+    with interruptible():
+        callbacks.on_train_end(logs=logs)
     return model.history
 
 
@@ -129,11 +134,13 @@ def _train_epoch(session: Session, feed: Feed, callbacks: CallbackList, validati
     """One epoch of training, and the validation after it if that is due. Returns the logs of both."""
     model = session.model
     model.reset_metrics()
-    callbacks.on_epoch_begin(epoch)
+    with interruptible():
+        callbacks.on_epoch_begin(epoch)
     logs = _run_metrics(session, "train", feed, callbacks, lambda: model.stop_training)
     if validation.is_due(model, epoch):
         logs |= validation.run(session, callbacks)
-    callbacks.on_epoch_end(epoch, logs)
+    with interruptible():
+        callbacks.on_epoch_end(epoch, logs)
     return logs
 
 
@@ -181,9 +188,11 @@ def evaluate(
     keras_api.assert_compiled(model, "evaluate")
     feed = session.validation if _use_cached_eval_dataset else None
     _build_early(session, x, y, sample_weight, batch_size)
-    feed = feed or make_feed(
-        session.reserve_place(), model.steps_per_execution, x, y, sample_weight, batch_size=batch_size, steps=steps
-    )
+    place = session.reserve_place()
+    with interruptible():
+        feed = feed or make_feed(
+            place, model.steps_per_execution, x, y, sample_weight, batch_size=batch_size, steps=steps
+        )
     container = _callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
     logs = _evaluate(session, feed, container)
     return logs if return_dict else keras_api.in_order(model, logs)
@@ -204,10 +213,12 @@ def _evaluate(session: Session, feed: Feed, callbacks: CallbackList) -> Logs:
     build(model, feed.source.first_batch)
     session.check_labels("test", feed)
     model.stop_evaluating = False
-    callbacks.on_test_begin()
+    with interruptible():
+        callbacks.on_test_begin()
     model.reset_metrics()
     logs = keras_api.pythonify_logs(_run_metrics(session, "test", feed, callbacks, lambda: model.stop_evaluating))
-    callbacks.on_test_end(logs)
+    with interruptible():
+        callbacks.on_test_end(logs)
     return dict(logs)
 
 
@@ -216,10 +227,11 @@ def _run_metrics(
 ) -> Logs:
     """Run one epoch of training or evaluation, and return its logs."""
     logs: Logs | None = None
-    for latest in session.epoch(mode, feed, callbacks):
-        logs = latest
-        if stopped():
-            break
+    with contextlib.closing(session.epoch(mode, feed, callbacks)) as epoch:
+        for latest in epoch:
+            logs = latest
+            if stopped():
+                break
     if logs is None:
         raise ValueError("The data source gave no batch for this epoch. Give at least one batch per epoch.")
     if session.options.metric_reduction is not MetricReduction.NONE:
@@ -238,17 +250,22 @@ def predict(
     """The model's outputs for every row of the data, in data order."""
     model = session.model
     _build_early(session, x, None, None, batch_size)
-    feed = make_feed(session.reserve_place(), model.steps_per_execution, x, batch_size=batch_size, steps=steps)
+    place = session.reserve_place()
+    with interruptible():
+        feed = make_feed(place, model.steps_per_execution, x, batch_size=batch_size, steps=steps)
     build_for_predict(model, feed.source.first_batch)
     container = _callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
     model.stop_predicting = False
-    container.on_predict_begin()
+    with interruptible():
+        container.on_predict_begin()
     blocks = []
-    for outputs in session.epoch("predict", feed, container):
-        blocks.append(outputs)
-        if model.stop_predicting:
-            break
-    container.on_predict_end()
+    with contextlib.closing(session.epoch("predict", feed, container)) as epoch:
+        for outputs in epoch:
+            blocks.append(outputs)
+            if model.stop_predicting:
+                break
+    with interruptible():
+        container.on_predict_end()
     if not blocks:
         raise ValueError("The data source gave no batch to predict. Give at least one batch.")
     return concatenate(blocks)

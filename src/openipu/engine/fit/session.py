@@ -6,7 +6,8 @@ data into slabs, loop/driver.py launches slab after slab, and epoch.py calls the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +20,9 @@ from openipu.engine.data.position import Position
 from openipu.engine.data.slab import Slab
 from openipu.engine.devices import systems
 from openipu.engine.devices.placement import Placement, placement_on
+from openipu.engine.devices.running import calls, refuse_elsewhere, running
+from openipu.engine.interrupts import SHORT, Task, uninterrupted
+from openipu.engine.keras_compat.patches import COMPILE
 from openipu.engine.loop.driver import launches
 from openipu.engine.loop.loop import Result
 from openipu.engine.pipeline.build.keras_pipeline import KerasPipeline, make_keras_pipeline
@@ -77,6 +81,7 @@ class Session:
         self.options = Options()
         self._labels = LabelCheck(model)
         self._epochs: list[Epoch] = []
+        self._late: list[Task[None]] = []
         self._pipelines: dict[Any, KerasPipeline] = {}
         self.validation: Feed | None = None
         """The feed of validation data, kept over the epochs of a running `fit`."""
@@ -87,6 +92,34 @@ class Session:
         self.keeper: CheckpointKeeper | None = None
         """Saves a running `fit`, if something does. Set by a callback when training begins."""
 
+    @contextlib.contextmanager
+    def using(self, call: str) -> Iterator[None]:
+        """Until the block ends, `call` is running: `fit`, `evaluate` and so on. Other threads cannot use the model.
+
+        Ctrl-C is held back, except where it is let through. See engine/interrupts.py.
+        """
+        model = self.model
+        with (
+            uninterrupted(SHORT),
+            running(model, call, f"the model {model.name!r}"),
+            COMPILE.using(self._compile, on=model, once=True),
+        ):
+            while self._late:  # a run that was left by a second Ctrl-C
+                self._late[-1].wait()
+                self._late.pop()
+            self.sync()  # a callback may use the model in the middle of an epoch
+            yield
+
+    def _compile(self, compile: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Keras' `compile`. Refused while the optimizer and the programs that it would drop are in use."""
+        refuse_elsewhere(self.model, "compile")
+        if self._epochs or self.callbacks is not None:
+            raise RuntimeError(
+                f"`compile` of the model {self.model.name!r} was called in the middle of {calls(self.model)[-1]}. Call "
+                "it before or after that, or in `on_train_end`."
+            )
+        compile(*args, **kwargs)
+
     @property
     def effective_options(self) -> Options:
         """The model's options, together with those that its optimizer sets."""
@@ -96,6 +129,7 @@ class Session:
 
     def set_options(self, options: Options) -> None:
         """Change the options. Programs compiled under other options are dropped at the next use."""
+        refuse_elsewhere(self.model, "set_*_options")
         self.options = options
 
     @property
@@ -163,7 +197,7 @@ class Session:
         if self._epochs:
             self._epochs[-1].sync()
 
-    def epoch(self, mode: Mode, feed: Feed, callbacks: keras.callbacks.CallbackList) -> Iterator[Tree]:
+    def epoch(self, mode: Mode, feed: Feed, callbacks: keras.callbacks.CallbackList) -> Generator[Tree, None, None]:
         """Run one epoch. Yields the logs or outputs of each execution, after the callbacks have seen them."""
         function = self.function(mode)
         held = StateInFlight(self.model, mode, function.spread)
@@ -195,5 +229,7 @@ class Session:
             if resume is not None:
                 yield resume.logs
         finally:
-            held.sync()
-            self._epochs.pop()
+            try:
+                held.finish(self._late.append)
+            finally:
+                self._epochs.pop()

@@ -9,10 +9,13 @@ from typing import Any
 from openipu.engine.core.model_state import assign, values_of, variables_of
 from openipu.engine.core.state import Mode, State
 from openipu.engine.core.state_layout import StateLayout
+from openipu.engine.devices.launching import is_ready
+from openipu.engine.host_io.step_logs import StillRunning
+from openipu.engine.interrupts import Task, leave, uninterrupted, wait_until
 from openipu.engine.keras_compat import api as keras_api
-from openipu.engine.loop.interrupts import uninterrupted
 from openipu.engine.types import Array
 
+import jax
 import keras
 
 
@@ -28,16 +31,25 @@ class StateInFlight:
         self._state: State | None = None
         self._counted: tuple[list[Array], list[Array]] = [], []
         self._shown: State | None = None
+        self._owners: State | None = None
+        self._running: Task[tuple[Any, State]] | None = None
 
     def run(self, execute: Callable[..., tuple[Any, State]], *args: Any) -> Any:
-        """Call `execute(state, *args)`. Keeps the state that it returns, or the old one if it raises."""
-        state = self._take()
-        try:
-            result, state = execute(state, *args)
-        finally:
-            # If `show` was called meanwhile, the variables have the state and may have changed it.
-            self._state = None if state is self._shown else state
-            self._shown = None
+        """Call `execute(state, *args)`. Keeps the state that it returns, or the old one if it raises.
+
+        Ctrl-C waits meanwhile, except where `execute` lets it through.
+        """
+        with uninterrupted():
+            state: State | None = self._take()
+            try:
+                result, state = execute(state, *args)
+            except StillRunning as error:
+                self._running, state = error.execution, self._shown
+                raise error.pressed from None
+            finally:
+                # If `show` was called meanwhile, the variables have the state and may have changed it.
+                self._state = None if state is self._shown else state
+                self._shown = None
         return result
 
     def show(self, state: State) -> None:
@@ -51,10 +63,42 @@ class StateInFlight:
         if self._state is None:
             return
         with uninterrupted():
-            owners, spread = variables_of(self._model, self._mode), self._state
+            owners, spread = self._owners or variables_of(self._model, self._mode), self._state
             assign(owners, self._spread.gather(spread))
             self._counted = [v.value for v in owners.metrics], spread.metrics
-            self._state = None
+            self._state = self._owners = None
+
+    def finish(self, in_background: Callable[[Task[None]], object]) -> None:
+        """Wait for the running executions, and put the state back into the model's variables.
+
+        If Ctrl-C is pressed meanwhile, or has already ended the wait for an execution, both are done by a task that is
+        passed to `in_background`.
+        """
+        with uninterrupted():
+            waited = False
+            try:
+                if self._running is None:
+                    self._wait()
+                    waited = True
+            finally:
+                if not waited:
+                    task = Task(self._finish_late, "openipu-state")
+                    task.start()
+                    leave(task)
+                    in_background(task)
+            if waited:
+                self.sync()
+
+    def _finish_late(self) -> None:
+        if self._running is not None:
+            _, self._state = self._running.result()
+        self._wait()
+        self.sync()
+
+    def _wait(self) -> None:
+        """Wait for the running executions. Ctrl-C is let through."""
+        leaves = jax.tree.leaves(self._state)
+        wait_until(lambda: is_ready([*leaves[:1], *leaves[-1:]]))
 
     def snapshot(self) -> State:
         """The current state as plain arrays, except that metrics stay as each replica has counted them."""
@@ -80,7 +124,8 @@ class StateInFlight:
     def _take(self) -> State:
         """The current state, taken out of the model."""
         if self._state is None:
-            owners = variables_of(self._model, self._mode)
+            # Kept, because a callback may change which variables are trainable.
+            self._owners = owners = variables_of(self._model, self._mode)
             values = values_of(owners)
             self._state = self._spread.spread(values)
             own = self._own_metrics(values)

@@ -18,6 +18,8 @@ from typing import Any
 
 from openipu.engine.core.state import Logs
 from openipu.engine.data.slab import Slab
+from openipu.engine.devices.launching import before_waiting
+from openipu.engine.interrupts import LISTEN, Task, interruptible, leave, let_through, uninterrupted
 from openipu.engine.types import Tree
 
 import jax
@@ -27,6 +29,14 @@ from .outfeed_buffer import DeviceBuffer, VisitRate
 
 DEPTH = 128
 """The number of steps whose logs may wait on the device, and again on the host, unless `buffer_depth` is set."""
+
+
+class StillRunning(BaseException):
+    """Ctrl-C was pressed a second time, while an execution was still running. It goes on in the background."""
+
+    def __init__(self, execution: Task[Any], pressed: BaseException) -> None:
+        super().__init__()
+        self.execution, self.pressed = execution, pressed
 
 
 class StepLogs:
@@ -39,7 +49,8 @@ class StepLogs:
         self._bounded = self._listening = False
         self._pace = VisitRate(self._depth)
         self._structure: Any = None
-        self._thread: _ExecutionThread | None = None
+        self._ended = True
+        self._execution: Task[Any] | None = None
         self.error: BaseException | None = None
         """What a callback raised during the latest execution, if anything."""
         self.outlet = DeviceBuffer(self._receive, self._depth)
@@ -58,49 +69,74 @@ class StepLogs:
         """Return `call(*args)`. Until it ends, `tell(batches done, logs)` is called for each step.
 
         `meanwhile` is called once, as soon as the call has started. An error in `tell` is kept in `error`, so that the
-        result of the call is not lost.
+        result of the call is not lost. Ctrl-C, which the caller holds back, is such an error. If it is pressed again
+        while the program still runs, this raises `StillRunning`.
         """
         self.error = None
         self._told.clear()
         self._bounded = self._listening = True
         self._pace = VisitRate(self._depth)
-        self._thread = thread = _ExecutionThread(call, args, self._changed)
-        thread.start()
+        self._ended = False
+        self._execution = execution = Task(lambda: self._run(call, args), "openipu-execution")
+        execution.start()
         try:
-            meanwhile()
-            while (told := self._next(thread)) is not None:
-                done, leaves = told
-                tell(done, jax.tree.unflatten(self._structure, leaves))
+            with before_waiting(self._keep_all):
+                with interruptible():
+                    meanwhile()
+                while (told := self._next()) is not None:
+                    done, leaves = told
+                    with interruptible():
+                        tell(done, jax.tree.unflatten(self._structure, leaves))
         except BaseException as error:
             self.error = error
-        self._thread = None
+        self._execution = None
         with self._changed:  # from here on, the program never waits
             self._listening = False
             self._changed.notify_all()
-        thread.join()
-        return thread.result()
+        try:
+            execution.wait()
+        except BaseException as error:
+            leave(execution)
+            raise StillRunning(execution, error) from None
+        return execution.result()
 
     def finish(self) -> Any:
         """Wait for the running execution, if there is one, and return its result.
 
         See [Note: looking at the model meanwhile].
         """
-        thread = self._thread
-        if thread is None:
+        execution = self._execution
+        if execution is None:
             return None
-        with self._changed:
+        self._keep_all()
+        return execution.result()
+
+    def _keep_all(self) -> None:
+        """Keep all further logs, so that the program does not wait for callbacks."""
+        with uninterrupted(), self._changed:
             self._bounded = False
             self._changed.notify_all()
-        thread.join()
-        return thread.result()
 
-    def _next(self, thread: _ExecutionThread) -> tuple[int, tuple[np.ndarray, ...]] | None:
-        with self._changed:
-            while not self._told and not thread.ended:
-                self._changed.wait()
-            told = self._told.popleft() if self._told else None
-            self._changed.notify_all()
-            return told
+    def _run(self, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Run the program, in its own thread."""
+        try:
+            return jax.block_until_ready(call(*args))
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _next(self) -> tuple[int, tuple[np.ndarray, ...]] | None:
+        """The next logs, or None when the execution has ended and there are none left. Ctrl-C is let through."""
+        while True:
+            with self._changed:
+                if not self._told and not self._ended:
+                    self._changed.wait(LISTEN)
+                if self._told or self._ended:
+                    told = self._told.popleft() if self._told else None
+                    self._changed.notify_all()
+                    return told
+            let_through()
 
     def _receive(self, replica: int, count: int, rows: list[np.ndarray]) -> int:
         del replica
@@ -112,31 +148,6 @@ class StepLogs:
             while self._listening and self._bounded and len(self._told) > self._depth:
                 self._changed.wait()
         return self._pace.next(count)
-
-
-class _ExecutionThread(threading.Thread):
-    """Runs a call in a thread of its own and keeps its result or error."""
-
-    def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], changed: threading.Condition) -> None:
-        super().__init__(name="openipu-execution", daemon=True)
-        self._call, self._args, self._changed = call, args, changed
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self.ended = False
-
-    def run(self) -> None:
-        try:
-            self._result = jax.block_until_ready(self._call(*self._args))
-        except BaseException as error:
-            self._error = error
-        with self._changed:
-            self.ended = True
-            self._changed.notify_all()
-
-    def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._result
 
 
 class CallbackTeller:

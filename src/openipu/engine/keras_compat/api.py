@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from openipu.engine.types import Array, Data, Tree
 
@@ -63,7 +63,15 @@ def has_value(variable: keras.Variable) -> bool:
 def drop_values(variables: Sequence[keras.Variable]) -> None:
     """Free the memory of variables. Each one is empty until it is assigned again."""
     for variable in variables:
-        variable._value = None
+        variable._value, variable._initializer = None, _in_a_program
+
+
+def _in_a_program(*_: object, **__: object) -> NoReturn:
+    """What Keras calls to get the value of an empty variable."""
+    raise RuntimeError(
+        "The values of this variable are in a running program, because a `fit` or another call uses its model. Read it "
+        "when that call has ended. In a callback, use `self.model`, which waits for the values."
+    )
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -58,6 +58,8 @@ class Patch:
     """Makes what is installed; None for functions and methods."""
     of_objects: bool = False
     """Whether single objects of the class are patched, not the class itself."""
+    in_all_threads: bool = False
+    """Whether handlers are called in all threads, not only in the one that entered `using`."""
     _installed: dict[int, _Installed] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -104,7 +106,7 @@ class Patch:
         with _installing:
             installed = self._installed.get(id(owner))
             if installed is None:
-                installed = self._installed[id(owner)] = _Installed(owner, self.attribute)
+                installed = self._installed[id(owner)] = _Installed(owner, self.attribute, self.in_all_threads)
                 installed.put((self.replacement or _function)(self, owner, installed.original))
             installed.users += 1
             return installed
@@ -121,9 +123,9 @@ class Patch:
 class _Installed:
     """An installed replacement, and how to remove it."""
 
-    def __init__(self, owner: object, attribute: str) -> None:
+    def __init__(self, owner: object, attribute: str, in_all_threads: bool) -> None:
         self._owner, self._attribute, self.users = owner, attribute, 0
-        self._local = threading.local()
+        self._local = SimpleNamespace() if in_all_threads else threading.local()
         self._is_object = not isinstance(owner, type | ModuleType)
         self._own = attribute in vars(owner)
         self._before = vars(owner).get(attribute)
@@ -279,6 +281,10 @@ NEW_VARIABLES = Patch(
 TRAINING_FLAG = Patch(
     CallContext, "training", lifetime="while a model_fn is traced", replacement=_training_property,
     reason="Layers that are not given a mode take the estimator's.",
+)  # fmt: skip
+COMPILE = Patch(
+    keras.Model, "compile", lifetime="while `fit` or another call uses the model", of_objects=True, in_all_threads=True,
+    reason="It would drop the optimizer and the programs that are in use. Keras looks whether a class overrides it.",
 )  # fmt: skip
 STATELESS_CALL = Patch(
     keras.Model, "stateless_call", lifetime="while the last stage of a pipeline is traced", of_objects=True,

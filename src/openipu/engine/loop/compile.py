@@ -15,6 +15,7 @@ from openipu.engine.devices import program_cache
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.systems import spare_threads
+from openipu.engine.interrupts import SHORT, in_thread, let_through, uninterrupted
 from openipu.engine.keras_compat.patches import tracing
 
 import jax
@@ -58,7 +59,8 @@ def compile_program(
     start, hits = time.perf_counter(), program_cache.hits()
     lowered = _lower(make, arguments, donate)
     check_callbacks(lowered, place.replicas, name)
-    compiled = lowered.compile(dict(place.compiler_options))
+    # In a thread of its own, because a compiler that runs in the main thread would not hear Ctrl-C.
+    compiled = in_thread(lambda: lowered.compile(dict(place.compiler_options)), "openipu-compile")
     call = _never_run(lowered) if place.compile_only else compiled
     seconds, cached = time.perf_counter() - start, program_cache.hits() > hits
     if place.dump_folder is not None:
@@ -69,8 +71,12 @@ def compile_program(
 
 def _lower(make: Callable[[], Function], arguments: tuple[Any, ...], donate: bool) -> jax.stages.Lowered:
     """Trace and lower: the part of compiling that runs Python code of the user and of Keras."""
-    with tracing():
-        return jax.jit(make(), donate_argnums=0 if donate else ()).lower(*arguments)
+    with uninterrupted(SHORT), tracing():
+        traced = jax.jit(make(), donate_argnums=0 if donate else ()).trace(*arguments)
+        let_through()
+        lowered: jax.stages.Lowered = traced.lower()
+    let_through()
+    return lowered
 
 
 def check_callbacks(lowered: jax.stages.Lowered, replicas: Replicas, name: str) -> None:

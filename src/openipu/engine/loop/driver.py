@@ -8,8 +8,8 @@ from typing import Any
 
 from openipu.engine.data.prefetch import Prefetch
 from openipu.engine.data.slab import Slab
-
-import jax
+from openipu.engine.devices.launching import Wait
+from openipu.engine.interrupts import interruptible, interruptibly
 
 from .loop import Result
 
@@ -34,9 +34,11 @@ def launches(slabs: Iterator[Slab], execute: Execute, depth: int = 1) -> Iterato
     """
     ready = Prefetch(slabs, depth)
     running: Any = None
-    for slab in ready:
+    wait = Wait()
+    for slab in interruptibly(ready):
         results = execute(slab, ready.prepare)
-        ready.prepare()
-        jax.block_until_ready(running)
+        with interruptible():
+            ready.prepare()
+        wait(running)
         running = results[-1].value
         yield Launched(slab, results, ready.ended)

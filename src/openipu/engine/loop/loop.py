@@ -16,6 +16,7 @@ from typing import Any
 from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.state import Outcome, State
 from openipu.engine.data.slab import Slab
+from openipu.engine.devices.launching import in_turn
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.host_io.step_logs import StepLogs
@@ -91,15 +92,17 @@ class Loop(abc.ABC):
         """Run one slab, in one launch, or in two if it has a remainder. `launch` may replace the call of a program."""
         if slab.body is None:
             slab = _single(slab.tail, self._place.replicas)
-        fixed, replicas = _shapes((state, resident, slab.body)), self._place.replicas.count
+        fixed, replicas = _shapes((state, resident, slab.body)), self._place.replicas
+        jobs = self._jobs(Counts(0, *divmod(slab.count, replicas.count)), slab)
+        # All programs first: the first launch uses up the state, which must not be lost if a second program fails.
+        calls = [
+            in_turn(self, replicas.devices, self._program(fixed, state, resident, slab.body, job).call) for job in jobs
+        ]
         results = []
-        for job in self._jobs(Counts(0, *divmod(slab.count, replicas)), slab):
-            key = (fixed, _shapes(job.tail), job.form)
-            if key not in self.programs:
-                self.programs[key] = self._compile(state, resident, slab.body, job)
-            call, args = self.programs[key].call, (state, resident, slab.body, job.counts.pack(), job.tail)
+        for call, job in zip(calls, jobs, strict=True):
+            args = (state, resident, slab.body, job.counts.pack(), job.tail)
             value, state = call(*args) if launch is None else launch(call, args)
-            count = job.counts._replace(first=0).batches(replicas)
+            count = job.counts._replace(first=0).batches(replicas.count)
             results.append(Result(value, int(count), job.tail is not None))
         return results, state
 
@@ -107,6 +110,13 @@ class Loop(abc.ABC):
         """Run a single batch that does not come from a feed, on the first replica."""
         [result], state = self.execute(state, None, _single(batch, self._place.replicas))
         return result, state
+
+    def _program(self, fixed: Tree, state: State, resident: Tree, body: Tree, job: Job) -> CompiledProgram:
+        """The program for jobs like this one, compiled if there is none yet."""
+        key = (fixed, _shapes(job.tail), job.form)
+        if key not in self.programs:
+            self.programs[key] = self._compile(state, resident, body, job)
+        return self.programs[key]
 
     def _compile(self, state: State, resident: Tree, body: Tree, job: Job) -> CompiledProgram:
         log.debug("%s: compiling for slabs of %s, %s", self._name, _shapes(body), job.form)

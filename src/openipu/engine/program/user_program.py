@@ -24,9 +24,12 @@ from typing import Any, NoReturn
 from openipu.engine.core.replicated_step import one_of_several
 from openipu.engine.devices import systems
 from openipu.engine.devices.kept_programs import KeptPrograms
+from openipu.engine.devices.launching import in_turn
 from openipu.engine.devices.memory import SLAB_SHARE, free_memory
 from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.devices.replicas import Replicas
+from openipu.engine.devices.running import running
+from openipu.engine.interrupts import SHORT, interruptible, uninterrupted
 from openipu.engine.keras_compat.patches import tracing
 from openipu.engine.loop.compile import CompiledProgram, compile_program
 from openipu.engine.types import Array, Tree
@@ -86,14 +89,15 @@ class UserProgram:
     def __call__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Run the function on all replicas, and return what the first one returns."""
         call = CallArguments.of(args, kwargs or {})
-        with self._lock, contextlib.suppress(NotInProgram):
-            if call.key not in self.programs:
-                needs = self._discover(call)
-                self.programs[call.key] = needs, self._compile(needs, call)
-        if call.key not in self.programs:
-            # The function runs a pipeline, which is a program of its own and all that the function does on devices.
-            return self._fn(*args, **(kwargs or {}))
-        return self._launch(*self.programs[call.key], call)
+        with uninterrupted(SHORT), running(call, "run", "a strategy"):
+            with self._lock, contextlib.suppress(NotInProgram):
+                if call.key not in self.programs:
+                    needs = self._discover(call)
+                    self.programs[call.key] = needs, self._compile(needs, call)
+            if call.key in self.programs:
+                return self._launch(*self.programs[call.key], call)
+        # The function runs a pipeline, which is a program of its own and all that the function does on devices.
+        return self._fn(*args, **(kwargs or {}))
 
     # --- tracing
 
@@ -189,19 +193,30 @@ class UserProgram:
     # --- launching
 
     def _launch(self, needs: Needs, program: CompiledProgram, call: CallArguments) -> Any:
-        """Feed the program, run it, and put the new values into the variables."""
+        """Feed the program, run it, and put the new values into the variables.
+
+        Ctrl-C waits for that, except in a program that fetches its data: it may fail, and may wait for data forever.
+        """
         replicas = self._place.replicas
         if self._place.compile_only:
             return program.call([])[0]  # nothing is sent, fetched or assigned
-        slabs = [feed.slab(count, replicas) for feed, count in needs.sent.values()]
+        with interruptible():
+            slabs = [feed.slab(count, replicas) for feed, count in needs.sent.values()]
+        with uninterrupted():
+            return self._launch_with(slabs, needs, program, call)
+
+    def _launch_with(self, slabs: list[Tree], needs: Needs, program: CompiledProgram, call: CallArguments) -> Any:
+        replicas = self._place.replicas
         values = self._values(needs)
         feeds = [feed for feed, _ in needs.outfeeds.values()]
         for feed in (*needs.fetched, *feeds):
             feed.begin(replicas.count)
         try:
-            result, state, taken, visits = program.call(*values, slabs, call.arrays)
-            if needs.visits_host:
-                jax.block_until_ready((result, state, taken, visits))
+            with interruptible() if needs.fetched else contextlib.nullcontext():
+                launch = in_turn(self if needs.state else None, replicas.devices, program.call)
+                result, state, taken, visits = launch(*values, slabs, call.arrays)
+                if needs.visits_host:
+                    jax.block_until_ready((result, state, taken, visits))
         except jax.errors.JaxRuntimeError:
             systems.settle(replicas.devices)
             for feed in needs.fetched:

@@ -14,6 +14,8 @@ from openipu.engine.data.slab import Slab
 from openipu.engine.devices import systems
 from openipu.engine.devices.kept_programs import KeptPrograms
 from openipu.engine.devices.placement import Placement, placement_on
+from openipu.engine.devices.running import running
+from openipu.engine.interrupts import uninterrupted
 from openipu.engine.keras_compat.patches import tracing
 from openipu.engine.pipeline.runtime.stage_function import Arrays
 from openipu.engine.pipeline.runtime.stage_layout import StageLayout
@@ -83,10 +85,11 @@ class Runner:
             list(self.optimizer.variables) if self.optimizer is not None else [],
             [],
         )
-        state = self.layout.spread(values_of(owners))
         slab = Slab(0, count * self.place.replicas.count, body, None)
-        [result], state = self.loop.execute(state, None, slab)
-        assign(owners, self.layout.gather(state))
+        with uninterrupted(), running(self, "pipeline", "`pipelining_ops`"):
+            state = self.layout.spread(values_of(owners))
+            [result], state = self.loop.execute(state, None, slab)
+            assign(owners, self.layout.gather(state))
         return jax.tree.map(np.asarray, result.value[0])
 
 
