@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from openipu import _validate as validate
-from openipu.engine.checkpoint import Checkpoints, InUseError, check_space, refuse_foreign, unusable
+from openipu.engine.checkpoint import Checkpoints, refuse_foreign
 from openipu.engine.core.optimizer_chain import describe
 from openipu.engine.core.options import Options
 from openipu.engine.core.replica_metrics import mention_metrics
@@ -223,7 +223,7 @@ class EstimatorRunner:
     ) -> None:
         place, checkpoints = self.place(), self.checkpoints()
         self._refuse_foreign(checkpoints)
-        problem = self._open(checkpoints)
+        problem = saving.open_for_run(checkpoints, self.model_dir)
         try:
             found = self._load(checkpoints)
             begin = found.global_step if found else 0
@@ -239,28 +239,11 @@ class EstimatorRunner:
                 data, batch_size = resumed(self.input_fn(input_fn, "train", params), found, batches)
             program = self.program("train", data.first, place, params)
             start = dataclasses.replace(self._start(program, found), batch_size=batch_size)
-            self._check_space(checkpoints, start)
+            saving.check_room(checkpoints, self.model_dir, start)
             feed = self._feed(program, data)
             Training(program, start, hooks, feed, self.model_dir, self.config, checkpoints, listeners, target).run()
         finally:
             checkpoints.close()
-
-    def _open(self, checkpoints: Checkpoints) -> Exception | None:
-        """Take the folder of checkpoints for a run. Returns why it cannot, which matters only if there is one."""
-        try:
-            checkpoints.open()
-        except OSError as error:
-            return unusable("`model_dir`", self.model_dir, error)
-        except InUseError as error:
-            return error
-        return None
-
-    def _check_space(self, checkpoints: Checkpoints, start: Saved) -> None:
-        """Raise if the disk has no room for a checkpoint, before anything is trained."""
-        try:
-            check_space(checkpoints.folder, start.nbytes)
-        except OSError as error:
-            raise unusable("`model_dir`", self.model_dir, error) from None
 
     def evaluate(
         self,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from openipu.engine.checkpoint import Checkpoints, refuse_foreign
+from openipu.engine.checkpoint import Checkpoints, InUseError, check_space, refuse_foreign, unusable
 from openipu.engine.core.state import State
 from openipu.engine.types import Array
 
@@ -187,3 +187,22 @@ def _is_seed(name: str, value: ArrayLike) -> bool:
 
 def _in_order(model: DiscoveredModel, values: Values) -> Values:
     return {name: values[name] for name in model.names if name in values}
+
+
+def open_for_run(checkpoints: Checkpoints, model_dir: Path) -> Exception | None:
+    """Take the folder of checkpoints for a run. Returns why it cannot, which matters only if something is trained."""
+    try:
+        checkpoints.open()
+    except OSError as error:
+        return unusable("`model_dir`", model_dir, error)
+    except InUseError as error:
+        return error
+    return None
+
+
+def check_room(checkpoints: Checkpoints, model_dir: Path, start: Saved) -> None:
+    """Raise if the disk has no room for a checkpoint, before anything is trained."""
+    try:
+        check_space(checkpoints.folder, start.nbytes)
+    except OSError as error:
+        raise unusable("`model_dir`", model_dir, error) from None
