@@ -240,7 +240,6 @@ def press_estimators(presses: int, checkpoint: bool) -> int:
             came += press.came_through
             estimator = make(folder)
             assert result(estimator) == expected
-            assert np.isfinite(next(estimator.predict(input_fn))).all()
     return came
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import importlib
 import json
 import random as python
 import sys
@@ -68,7 +69,8 @@ def random() -> Random:
     """The current random state."""
     state: Random = {"numpy": np.random.get_state(), "python": python.getstate()}
     if "torch" in sys.modules:
-        state["torch"] = sys.modules["torch"].get_rng_state().numpy()
+        # Not `sys.modules`: another thread may be importing it, and half of it crashes. This waits for the whole.
+        state["torch"] = importlib.import_module("torch").get_rng_state().numpy()
     return state
 
 
@@ -78,7 +80,7 @@ def set_random(state: Random | None) -> None:
     np.random.set_state(state["numpy"])
     python.setstate(state["python"])
     if "torch" in state and "torch" in sys.modules:
-        torch = sys.modules["torch"]
+        torch = importlib.import_module("torch")
         torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
 
 
