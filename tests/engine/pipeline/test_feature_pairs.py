@@ -136,3 +136,42 @@ def test_a_tied_weight_counts_once_in_the_global_norm() -> None:
 def test_statistics_of_replicas_in_an_incomplete_update_inside_a_full_execution(count: int) -> None:
     """On two replicas, 44 rows are a whole update, one more step, and a micro-batch for the first replica alone."""
     assert_as_on_one_device(normalised, [0, 0, 1, 1], lambda: keras.optimizers.SGD(0.02, 0.9), *rows(count), replicas=2)
+
+
+def test_gradients_are_averaged_over_replicas_of_a_pipeline() -> None:
+    def averaged() -> Any:
+        return ipu.optimizers.CrossReplicaOptimizer(keras.optimizers.SGD(0.05, 0.9))
+
+    assert_as_on_one_device(plain, [0, 1, 1], averaged, *rows(64), replicas=2)
+
+
+def test_a_device_without_weights_counts_updates() -> None:
+    """It uses the count for the learning rate of later updates, as all devices do."""
+
+    def decaying() -> Any:
+        return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5))
+
+    def make() -> keras.Model:
+        last = [layers.Dense(6), layers.Dense(3)]
+        return keras.Sequential([keras.Input((6,)), layers.Rescaling(2.0), layers.Activation("tanh"), *last])
+
+    model = assert_as_on_one_device(make, [0, 0, 1, 1], decaying, *rows(64))
+    assert int(model.optimizer.iterations) == 8
+
+
+class Activity(layers.Dense):
+    """Adds a loss of its own."""
+
+    def call(self, inputs: Any) -> Any:
+        outputs = super().call(inputs)
+        self.add_loss(0.1 * ops.mean(outputs**2))
+        return outputs
+
+
+def test_penalties_and_added_losses_of_all_stages_count() -> None:
+    def make() -> keras.Model:
+        penalties = keras.regularizers.L2(0.05)
+        hidden = [layers.Dense(6, "tanh", kernel_regularizer=penalties), Activity(6)]
+        return keras.Sequential([keras.Input((6,)), *hidden, Activity(6), layers.Dense(3, bias_regularizer=penalties)])
+
+    assert_as_on_one_device(make, [0, 0, 1, 1], lambda: keras.optimizers.SGD(0.05), *rows(64))
