@@ -122,7 +122,8 @@ def _check(copies: queue.Queue[Path], chosen: Sequence[Mutant]) -> bool:
         for number, (status, seconds, last) in enumerate(pool.map(lambda s: _on_copy(copies, None, s), selections), 1):
             bad += status != 0
             words = "pass" if status == 0 else f"DO NOT PASS: {last}"
-            print(f"{number} of {len(selections)}, {seconds:.0f} s: {' '.join(selections[number - 1])} {words}", flush=True)
+            tests = " ".join(selections[number - 1])
+            print(f"{number} of {len(selections)}, {seconds:.0f} s: {tests} {words}", flush=True)
     return bad == 0
 
 
