@@ -147,7 +147,7 @@ LOOP = [
         "engine/loop/results.py",
         "logs = self.replicas.mean_of_active(*kept) if self.replicas.count > 1 else kept[0]",
         "logs = self.replicas.mean(kept[0])",
-        f"{REPLICAS}::test_own_compute_metrics_counts_only_real_samples",
+        f"{OWN_STEP}::test_reported_values_are_means_over_the_replicas_that_have_data",
     ),
     mutant(
         "predictions-keep-unused-rows",
@@ -263,8 +263,14 @@ CORE = [
         "engine/core/optimizer_sharding.py",
         "return -(-size // replicas)",
         "return size // replicas + 1",
-        f"{SHARDED}::test_each_device_holds_a_share_of_the_state",
-        f"{SHARDED}::test_same_as_undivided",
+        f"{SHARDED}::test_shares_are_as_small_as_they_can_be",
+    ),
+    mutant(
+        "all-replicas-update-the-first-share",
+        "engine/core/optimizer_sharding.py",
+        "        me = self.replicas.index()\n",
+        "        me = 0\n",
+        f"{SHARDED}::test_more_replicas_than_elements",
     ),
     mutant(
         "shares-are-not-constrained",

@@ -7,6 +7,7 @@ from typing import Any
 
 import openipu as ipu
 from openipu.engine.core.model_state import variables_of
+from openipu.engine.core.optimizer_sharding import share_of
 from openipu.engine.core.state import State
 
 import keras
@@ -64,6 +65,10 @@ def test_same_as_undivided(name: str) -> None:
             [v.numpy() for v in (m.optimizer.variables if "." in part else m.trainable_variables)] for m in models
         )
         replication.assert_close(sharded, plain, 1e-6, part)
+
+
+def test_shares_are_as_small_as_they_can_be() -> None:
+    assert [share_of(size, 4) for size in (1, 4, 5, 8)] == [1, 1, 2, 2]
 
 
 def test_more_replicas_than_elements() -> None:

@@ -207,3 +207,10 @@ def test_each_replica_maps_its_gradients_before_they_are_added_up() -> None:
     one.fit(x, y, batch_size=8, shuffle=False, verbose=0)
     two.fit(x, y, batch_size=4, shuffle=False, verbose=0)
     replication.assert_close(floats(two), floats(one))
+
+
+@pytest.mark.parametrize("rows", [40, 34])
+def test_reported_values_are_means_over_the_replicas_that_have_data(rows: int) -> None:
+    x, y = zoo.numbers(rows)
+    history = made(4, steps_per_execution=3).fit(x, y, batch_size=4, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(history["seen"], [x[32:].mean()], rtol=1e-5)
