@@ -522,7 +522,7 @@ DEVICES_AND_FIT = [
         "engine/data/slab.py",
         "return self.begin + self.steps - 1",
         "return self.begin",
-        f"{CALLBACKS}::test_the_progress_bar_ends_at_its_target",
+        f"{CALLBACKS}::test_lambda_callback_and_the_order_of_all_hooks",
     ),
     mutant(
         "a-failed-launch-loses-the-state",
