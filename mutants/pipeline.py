@@ -105,6 +105,27 @@ RUNTIME = [
         f"{PAIRS}::test_a_device_without_weights_counts_updates",
     ),
     mutant(
+        "divided-stages-do-not-average-over-replicas",
+        "engine/pipeline/runtime/sharded_update.py",
+        "mine = mine / replicas.count if self.average else mine",
+        "mine = mine / 1",
+        f"{PAIRS}::test_gradients_are_averaged_over_replicas_of_a_pipeline",
+    ),
+    mutant(
+        "divided-stages-do-not-sum-tied-gradients",
+        "engine/pipeline/runtime/sharded_update.py",
+        "        total = self._sum_tied(me, total)\n",
+        "",
+        f"{PAIRS}::test_tied_weights_and_divided_optimizer_state",
+    ),
+    mutant(
+        "stages-do-not-map-gradients",
+        "engine/pipeline/build/keras_stages.py",
+        "change = gradient_map(optimizer, common)",
+        "change = None",
+        f"{PAIRS}::test_gradients_of_stages_are_mapped_without_the_loss_scale",
+    ),
+    mutant(
         "arrays-share-a-place",
         "engine/pipeline/runtime/packing.py",
         "            room[buffer] += spec.size\n",

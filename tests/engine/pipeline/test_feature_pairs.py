@@ -5,6 +5,7 @@ Plain SGD on purpose: Adam hides the scale of a gradient.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
+import gradient_maps
 import pipeline_zoo
 import replication
 import zoo
@@ -69,7 +71,13 @@ def rows(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def trained(
-    make: Callable[[], keras.Model], stages: list[int] | None, optimizer: Any, x: Any, y: Any, replicas: int = 1
+    make: Callable[[], keras.Model],
+    stages: list[int] | None,
+    optimizer: Any,
+    x: Any,
+    y: Any,
+    replicas: int = 1,
+    divided: bool = False,
 ) -> keras.Model:
     """The model after two epochs, on one device per replica or in stages on two."""
     config = ipu.config.IPUConfig()
@@ -85,7 +93,7 @@ def trained(
         for part, stage in zip(assignment, stages, strict=True):
             part.pipeline_stage = stage
         model.set_pipeline_stage_assignment(assignment)
-        model.set_pipelining_options(STEPS)
+        model.set_pipelining_options(STEPS, replicated_optimizer_state_sharding=divided)
     model.compile(optimizer, CLASSES, steps_per_execution=2 * STEPS)
     model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
     return model
@@ -96,10 +104,16 @@ def values(model: keras.Model) -> list[np.ndarray]:
 
 
 def assert_as_on_one_device(
-    make: Callable[[], keras.Model], stages: list[int], optimizer: Callable[[], Any], x: Any, y: Any, replicas: int = 1
+    make: Callable[[], keras.Model],
+    stages: list[int],
+    optimizer: Callable[[], Any],
+    x: Any,
+    y: Any,
+    replicas: int = 1,
+    divided: bool = False,
 ) -> keras.Model:
     one = trained(make, None, optimizer(), x, y, replicas)
-    staged = trained(make, stages, optimizer(), x, y, replicas)
+    staged = trained(make, stages, optimizer(), x, y, replicas, divided)
     replication.assert_close(values(staged), values(one))
     return staged
 
@@ -138,14 +152,32 @@ def test_statistics_of_replicas_in_an_incomplete_update_inside_a_full_execution(
     assert_as_on_one_device(normalised, [0, 0, 1, 1], lambda: keras.optimizers.SGD(0.02, 0.9), *rows(count), replicas=2)
 
 
-def test_gradients_are_averaged_over_replicas_of_a_pipeline() -> None:
+@pytest.mark.parametrize("divided", [False, True])
+def test_gradients_are_averaged_over_replicas_of_a_pipeline(divided: bool) -> None:
     def averaged() -> Any:
         return ipu.optimizers.CrossReplicaOptimizer(keras.optimizers.SGD(0.05, 0.9))
 
-    assert_as_on_one_device(plain, [0, 1, 1], averaged, *rows(64), replicas=2)
+    assert_as_on_one_device(plain, [0, 1, 1], averaged, *rows(64), replicas=2, divided=divided)
 
 
-def test_a_device_without_weights_counts_updates() -> None:
+def test_tied_weights_and_divided_optimizer_state() -> None:
+    x = np.concatenate([pipeline_zoo.tokens(np.random.default_rng(i)) for i in range(8)])
+    momentum = functools.partial(keras.optimizers.SGD, 0.05, momentum=0.9)
+    assert_as_on_one_device(pipeline_zoo.tied_layers, [0, 0, 1], momentum, x, x, replicas=2, divided=True)
+
+
+def test_gradients_of_stages_are_mapped_without_the_loss_scale() -> None:
+    """Each micro-batch adds half of the weight to the gradient, whatever the scale of the loss."""
+
+    def optimizer() -> Any:
+        scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.02), initial_scale=256.0)
+        return ipu.optimizers.MapGradientOptimizer(scaled, gradient_maps.decayed)
+
+    assert_as_on_one_device(plain, [0, 1, 1], optimizer, *rows(60))
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_a_device_without_weights_counts_updates(divided: bool) -> None:
     """It uses the count for the learning rate of later updates, as all devices do."""
 
     def decaying() -> Any:
@@ -155,8 +187,8 @@ def test_a_device_without_weights_counts_updates() -> None:
         last = [layers.Dense(6), layers.Dense(3)]
         return keras.Sequential([keras.Input((6,)), layers.Rescaling(2.0), layers.Activation("tanh"), *last])
 
-    model = assert_as_on_one_device(make, [0, 0, 1, 1], decaying, *rows(64))
-    assert int(model.optimizer.iterations) == 8
+    model = assert_as_on_one_device(make, [0, 0, 1, 1], decaying, *rows(64), replicas=2, divided=divided)
+    assert int(model.optimizer.iterations) == 4
 
 
 class Activity(layers.Dense):
