@@ -3,6 +3,7 @@
 #   make demo      train the tutorial CNN on MNIST and compare with plain Keras
 #   make test      the fast tests        make test-all   all of them
 #   make check     lint, format, types   make bench      the benchmarks
+#   make mutate    put known mistakes into a copy of the code, and see whether the tests notice them
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 HUB := keras-hub==0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check bench clean
+.PHONY: help setup demo test test-all check bench mutate clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
@@ -64,6 +65,10 @@ bench: setup
 	$(BIN)/python -m benchmarks.estimators
 	$(BIN)/python -m benchmarks.tutorial
 
+# Slow, so not a part of what a change must pass. `python -m mutants --help` tells how to run some of them.
+mutate: setup
+	$(BIN)/python -m mutants --check --jobs 2
+
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests examples mutants -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,10 @@ from configuration import configured, unconfigured  # noqa: F401 - a fixture of 
         ({"io_tiles__place_ops_on_io_tiles": True}, "num_io_tiles is 0"),
         ({"io_tiles__num_io_tiles": -32}, "is -32, but it must be at least 0"),
         ({"io_tiles__available_memory_proportion": 0.0}, "proportion is 0.0"),
+        ({"io_tiles__available_memory_proportion": -0.5}, "proportion is -0.5"),
+        ({"io_tiles__available_memory_proportion": math.nextafter(1, 2)}, "proportion is 1.0000000000000002"),
         ({"io_tiles__available_memory_proportion": 1.5}, "proportion is 1.5"),
+        ({"io_tiles__available_memory_proportion": math.nan}, "proportion is nan"),
         ({"ipu_model__version": "gpu"}, "'gpu'. Use one of"),
         ({"ipu_model__tiles_per_ipu": -1}, "is -1, but it must be at least 0"),
         ({"norms__experimental__distributed_batch_norm_replica_group_size": 0}, "is 0, but it must be at least 1"),
@@ -61,6 +65,12 @@ def test_rules(options: dict[str, Any], match: str) -> None:
         configured(**options).configure_ipu_system()
     with pytest.raises(RuntimeError, match="No IPU devices configured"):
         get_ipu_config()
+
+
+@pytest.mark.parametrize("proportion", [1.0, math.nextafter(0, 1)])
+def test_all_of_the_memory_or_the_least_part_of_it_may_be_available(proportion: float) -> None:
+    configured(io_tiles__available_memory_proportion=proportion).configure_ipu_system()
+    assert [config.io_tiles.available_memory_proportion for config in get_ipu_config()] == [proportion]
 
 
 @pytest.mark.parametrize(

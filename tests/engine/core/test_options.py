@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import openipu  # noqa: F401 - chooses Keras' backend
 from openipu.engine.core.accumulation import Accumulation, Reduction
@@ -47,9 +48,10 @@ PIPELINED = """{
 }"""
 
 
+@pytest.mark.parametrize("opening", [{"layers": [], "shapes": []}, {"layers": [1, 3], "shapes": [[[4, 6], "int32"]]}])
 @pytest.mark.parametrize("text", [DEFAULTS, PIPELINED])
-def test_what_is_loaded_is_saved_again(text: str) -> None:
-    since = {"check_labels": False, "opening": {"layers": [], "shapes": []}}
+def test_what_is_loaded_is_saved_again(text: str, opening: dict[str, Any]) -> None:
+    since = {"check_labels": False, "opening": opening}
     text = json.dumps({**json.loads(text), **since})
     assert json.loads(Options.from_json(text).to_json()) == json.loads(text)
 

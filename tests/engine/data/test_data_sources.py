@@ -99,6 +99,20 @@ def test_slabs_that_would_not_fit_are_made_narrower(monkeypatch):
     fed = make_feed.make_feed(_place(), 9, X, Y, batch_size=8)
     assert fed.width == 3
     assert [slab.steps for slab in fed.epoch()] == [3, 3, 3, 1]
+    # Updates stay whole, even if one of them does not fit.
+    assert make_feed.make_feed(_place(), 8, X, Y, batch_size=8, accumulated=2).width == 2
+    assert make_feed.make_feed(_place(), 8, X, Y, batch_size=8, accumulated=4).width == 4
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2, 3, 4, 5, 9, 10, 11])
+def test_arrays_hand_out_every_row_once(steps_per_execution):
+    """Also if the last, smaller batch is alone in its slab."""
+    fed = make_feed.make_feed(_place(), steps_per_execution, X, Y, batch_size=8, shuffle=True)
+    rows = []
+    for slab in fed.epoch():
+        rows += np.asarray(slab.body)[: slab.count].ravel().tolist()
+        rows += [] if slab.tail is None else np.asarray(slab.tail).tolist()
+    assert sorted(rows) == list(range(len(X)))
 
 
 @pytest.mark.parametrize("structure", ["dict", "tuple", "list"])

@@ -147,8 +147,11 @@ def planted(folder: Path, name: str, mode: int = 0o600, owner: int | None = None
     return entry
 
 
-def test_a_cache_that_others_can_write_to_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tmp_path.chmod(0o777)
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_cache_that_others_can_write_to_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int
+) -> None:
+    tmp_path.chmod(mode)
     assert not program_cache._usable(tmp_path)
     assert "others could put programs into" in caplog.text
     tmp_path.chmod(0o755)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
+import gradient_maps
 import replication
 import zoo
 
@@ -194,3 +195,22 @@ def test_weights_that_are_updated_by_hand_are_named(caplog: pytest.LogCaptureFix
     made(2, make).fit(x, y, batch_size=4, verbose=0)
     assert "by_hand" in caplog.text
     assert "without `self.optimizer.stateless_apply`" in caplog.text
+
+
+def test_each_replica_maps_its_gradients_before_they_are_added_up() -> None:
+    """Two replicas add half of the weight twice, and their rate is half of that of one device."""
+    x, y = zoo.numbers(16)
+    one, two = (
+        made(r, optimizer=ipu.optimizers.MapGradientOptimizer(keras.optimizers.SGD(0.2 / r), gradient_maps.decayed))
+        for r in (1, 2)
+    )
+    one.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    two.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+    replication.assert_close(floats(two), floats(one))
+
+
+@pytest.mark.parametrize("rows", [40, 34])
+def test_reported_values_are_means_over_the_replicas_that_have_data(rows: int) -> None:
+    x, y = zoo.numbers(rows)
+    history = made(4, steps_per_execution=3).fit(x, y, batch_size=4, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(history["seen"], [x[32:].mean()], rtol=1e-5)

@@ -256,6 +256,23 @@ def test_metrics_are_true_over_all_samples(batch: int) -> None:
     replication.assert_same_history(histories[1], histories[0])
 
 
+@pytest.mark.parametrize("live", [False, True])
+def test_counts_in_batch_logs_are_those_of_all_replicas(live: bool) -> None:
+    """A mean over replicas hides in metrics that are means themselves, but not in counts."""
+    x, y = data(36)
+    seen: list[list[float]] = []
+    for replicas, batch in ((1, 8), (2, 4)):
+        model = made(dense, replicas, metrics=[keras.metrics.TruePositives(name="found")], steps_per_execution=2)
+        model.set_asynchronous_callbacks(live)
+        found: list[float] = []
+        told = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs, to=found: to.append(logs["found"]))
+        fit(model, x, y, batch_size=batch, epochs=2, shuffle=False, callbacks=[told])
+        # Each batch of one device is two of two replicas, whose logs come after both.
+        seen.append(found if replicas == 1 or not live else [*found[1:8:2], found[8], *found[10:17:2], found[17]])
+    assert seen[0] == seen[1]
+    assert seen[0][-1] > 4
+
+
 @pytest.mark.parametrize("looks", [False, True])
 def test_metric_reduction_methods(looks: bool) -> None:
     """LIST gives the metrics of each replica, also when a callback looks at the model in the middle of an epoch."""

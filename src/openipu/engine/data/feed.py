@@ -48,7 +48,8 @@ class Feed:
     def position(self) -> Position:
         """Where the feed is: just after the latest slab."""
         source = self.source
-        return replace(self._here, batch_size=source.batch_size, opened=source.opened, ahead=random())
+        here = replace(self._here, batch_size=source.batch_size, num_batches=source.num_batches)
+        return replace(here, opened=source.opened, ahead=random())
 
     def resume(self, position: Position) -> None:
         """Let the next epoch begin at `position`, which another feed over the same data had reached."""

@@ -24,7 +24,7 @@ class Position:
     """How much of its data a feed has handed out, and how to get there again.
 
     `done` counts the steps of this epoch, `passes` the started passes over the data, `taken` the batches taken from the
-    last pass, and `step` all steps. A batch has `batch_size` rows, if that is known.
+    last pass, and `step` all steps. A batch has `batch_size` rows and a pass `num_batches` batches, if that is known.
 
     `opened`, `ahead` and `now` are random states: when the last pass was opened, before the next slab was read (which
     happens while the last one still runs), and now. `ends` has the random states at the ends of earlier epochs, for
@@ -36,6 +36,7 @@ class Position:
     taken: int = 0
     step: int = 0
     batch_size: int | None = None
+    num_batches: int | None = None
     opened: Random | None = None
     ahead: Random | None = None
     now: Random | None = None
@@ -45,9 +46,10 @@ class Position:
         """The same position in data that is cut into batches of another size."""
         if batch_size is None or self.batch_size is None or batch_size == self.batch_size:
             return self
-        done = _rescale(self.done, self.batch_size, batch_size, num_batches)
-        taken = _rescale(self.taken, self.batch_size, batch_size, num_batches)
-        return dataclasses.replace(self, done=done, taken=taken, batch_size=batch_size)
+        ends = {self.num_batches: num_batches}  # the last batch of each size may be smaller
+        old = self.batch_size
+        done, taken = (ends.get(n) or _rescale(n, old, batch_size) for n in (self.done, self.taken))
+        return dataclasses.replace(self, done=done, taken=taken, batch_size=batch_size, num_batches=num_batches)
 
     def to_json(self) -> str:
         """The position as text that `from_json` reads."""
@@ -84,14 +86,14 @@ def set_random(state: Random | None) -> None:
         torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
 
 
-def _rescale(batches: int, old: int, new: int, num_batches: int | None) -> int:
+def _rescale(batches: int, old: int, new: int) -> int:
     whole, rest = divmod(batches * old, new)
-    if rest and whole + 1 != num_batches:
+    if rest:
         raise ValueError(
             f"The checkpoint was saved after {batches} batches of {old} rows, which is in the middle of a batch of "
             f"{new} rows. Use batch_size={old}, or a divisor of {batches * old}."
         )
-    return whole + bool(rest)
+    return whole
 
 
 def _text(state: Random) -> dict[str, Any]:

@@ -1,0 +1,691 @@
+"""Mistakes in the engine, except its pipeline and estimators."""
+
+from __future__ import annotations
+
+from .mutant import Mutant, mutant
+
+SCHEDULES = "engine/schedule/test_schedules.py"
+ARRAYS = "engine/schedule/test_schedule_arrays.py"
+REMAINDER = "engine/loop/test_remainder.py"
+KNOWN = "engine/loop/test_known_length.py"
+DRIVER = "engine/loop/test_driver.py"
+ACCUMULATION = "engine/core/test_accumulation.py"
+CHAIN = "engine/core/test_optimizer_chain.py"
+SHARDED = "engine/core/test_sharded_optimizer.py"
+OPTIONS = "engine/core/test_options.py"
+OWN_STEP = "engine/fit/test_own_step_on_replicas.py"
+REPLICAS = "engine/fit/test_replicas.py"
+FIT = "engine/fit/test_fit.py"
+LABELS = "engine/fit/test_labels.py"
+CALLBACKS = "engine/fit/test_callbacks.py"
+LIVE = "engine/fit/test_async_callbacks.py"
+SOURCES = "engine/data/test_data_sources.py"
+OUTFEEDS = "engine/program/test_outfeeds.py"
+FEEDS = "engine/program/test_feeds.py"
+PROGRAMS = "engine/program/test_device_programs.py"
+LOOPS = "engine/program/test_loops.py"
+DEVICES = "engine/devices/test_devices.py"
+CACHE = "engine/devices/test_program_cache.py"
+FILES = "engine/checkpoint/test_files.py"
+FOLDER = "engine/checkpoint/test_folder.py"
+CHECKPOINT = "engine/checkpoint/test_checkpoint.py"
+OTHER_SIZE = "engine/checkpoint/test_other_batch_size.py"
+CONVOLUTION = "engine/convolution/test_convolution.py"
+PATCHES = "engine/keras_compat/test_patches.py"
+
+SCHEDULE = [
+    mutant(
+        "one-f-one-b-holds-one-more",
+        "engine/schedule/schedules.py",
+        "held < len(progress.forwards) - action.stage",
+        "held <= len(progress.forwards) - action.stage",
+        SCHEDULES,
+    ),
+    mutant(
+        "gpipe-starts-backwards-early",
+        "engine/schedule/schedules.py",
+        "min(progress.forwards) == progress.micro_batches",
+        "max(progress.forwards) == progress.micro_batches",
+        SCHEDULES,
+    ),
+    mutant(
+        "interleaved-meets-itself",
+        "engine/schedule/schedules.py",
+        "if not any(offset - other in meet for other in offsets):",
+        "if not any(other - offset in meet for other in offsets):",
+        SCHEDULES,
+    ),
+    mutant(
+        "mail-is-freed-when-it-is-read",
+        "engine/schedule/table_arrays.py",
+        "while taken and taken[0][0] < start:",
+        "while taken and taken[0][0] <= start:",
+        ARRAYS,
+    ),
+    mutant(
+        "inputs-are-dropped-after-the-forward",
+        "engine/schedule/table_arrays.py",
+        "last = backward(consumer.stage, action.micro_batch) if table.training else consumer",
+        "last = consumer",
+        ARRAYS,
+    ),
+    mutant(
+        "bubble-counts-forwards-only",
+        "engine/schedule/measures.py",
+        "backward: float = 2.0",
+        "backward: float = 1.0",
+        SCHEDULES,
+    ),
+]
+
+LOOP = [
+    mutant(
+        "known-loop-skips-the-last-update",
+        "engine/loop/loop_shape.py",
+        "return lax.fori_loop(0, most, body, carry, unroll=min(self.unroll, most))",
+        "return lax.fori_loop(0, most - 1, body, carry, unroll=min(self.unroll, most))",
+        KNOWN,
+    ),
+    mutant(
+        "short-executions-take-the-known-loop",
+        "engine/loop/replica_loop.py",
+        " and whole.steps // size == length(slab.body) // size",
+        "",
+        KNOWN,
+    ),
+    mutant(
+        "remainder-forgets-the-tail",
+        "engine/loop/remainder.py",
+        "rows * (left * replicas + counts.extra) + tail_rows",
+        "rows * (left * replicas + counts.extra)",
+        REMAINDER,
+    ),
+    mutant(
+        "tail-goes-to-a-busy-replica",
+        "engine/loop/remainder.py",
+        "return replica == self.extra",
+        "return replica + 1 == self.extra",
+        REMAINDER,
+    ),
+    mutant(
+        "extra-replicas-have-no-turn",
+        "engine/loop/remainder.py",
+        "return self.left + jnp.asarray(self.extra > 0, jnp.int32) if self.replicas > 1 else self.left",
+        "return self.left",
+        f"{REPLICAS}::test_a_learning_rate_divided_by_the_replicas_gives_the_weights_of_one_device",
+    ),
+    mutant(
+        "counts-of-idle-replicas-are-kept",
+        "engine/loop/replica_state.py",
+        "jax.tree.map(choose, new.metrics, old.metrics),",
+        "new.metrics,",
+        f"{REPLICAS}::test_metrics_are_true_over_all_samples",
+    ),
+    mutant(
+        "moving-statistics-do-not-agree",
+        "engine/loop/replica_state.py",
+        "return b + replicas.mean(a - b) if is_float(a) else a",
+        "return a",
+        f"{REPLICAS}::test_moving_statistics_are_the_mean_over_replicas",
+    ),
+    mutant(
+        "seeds-of-the-tail-advance",
+        "engine/loop/execution.py",
+        "same_step = self._joins_tail(remainder.extra) > 0",
+        "same_step = remainder.extra < 0",
+        f"{REPLICAS}::test_random_layers_in_the_last_incomplete_update",
+    ),
+    mutant(
+        "gradients-of-idle-replicas-count",
+        "engine/loop/execution.py",
+        "total = jax.tree.map(lambda a, b: jnp.where(mask, a, b), total, carry.total)",
+        "total = jax.tree.map(lambda a, _: a, total, carry.total)",
+        f"{REPLICAS}::test_a_learning_rate_divided_by_the_replicas_gives_the_weights_of_one_device",
+    ),
+    mutant(
+        "logs-of-idle-replicas-count",
+        "engine/loop/results.py",
+        "logs = self.replicas.mean_of_active(*kept) if self.replicas.count > 1 else kept[0]",
+        "logs = self.replicas.mean(kept[0])",
+        f"{OWN_STEP}::test_reported_values_are_means_over_the_replicas_that_have_data",
+    ),
+    mutant(
+        "predictions-keep-unused-rows",
+        "engine/loop/loop.py",
+        "return _joined(_joined(np.asarray(block))[: self.count])",
+        "return _joined(_joined(np.asarray(block)))",
+        f"{REPLICAS}::test_rows_are_in_order_and_none_is_lost",
+    ),
+    mutant(
+        "programs-are-not-kept",
+        "engine/loop/loop.py",
+        "if key not in self.programs:",
+        "if True:",
+        f"{FIT}::test_a_second_fit_evaluate_and_predict_of_the_same_shapes_compile_nothing",
+    ),
+    mutant(
+        "only-compiled-programs-run",
+        "engine/loop/compile.py",
+        "call = _never_run(lowered) if place.compile_only else compiled",
+        "call = compiled",
+        f"{LOOPS}::test_a_program_that_is_only_compiled_changes_nothing",
+    ),
+]
+
+CORE = [
+    mutant(
+        "mean-is-a-sum",
+        "engine/core/accumulation.py",
+        "return self.add_scaled(total, gradients, 1 / self.steps)",
+        "return self.add_scaled(total, gradients, 1)",
+        f"{ACCUMULATION}::test_reductions",
+    ),
+    mutant(
+        "running-mean-begins-late",
+        "engine/core/accumulation.py",
+        "share = 1 / (position + 1)",
+        "share = 1 / (position + 2)",
+        f"{ACCUMULATION}::test_reductions",
+    ),
+    mutant(
+        "accumulates-in-the-weights-dtype",
+        "engine/core/accumulation.py",
+        "return [jnp.zeros(w.shape, d or w.dtype)",
+        "return [jnp.zeros(w.shape, w.dtype)",
+        f"{ACCUMULATION}::test_means_do_not_overflow_where_a_sum_does",
+    ),
+    mutant(
+        "strength-forgets-replicas",
+        "engine/core/accumulation.py",
+        "return replicas * (self.steps if self.method is Reduction.SUM else 1)",
+        "return self.steps if self.method is Reduction.SUM else 1",
+        REMAINDER,
+        f"{REPLICAS}::test_a_learning_rate_divided_by_the_replicas_gives_the_weights_of_one_device",
+    ),
+    mutant(
+        "maps-are-skipped-in-own-steps",
+        "engine/core/keras_steps.py",
+        "gradients = reduced(map_gradients(optimizer, gradients, weights, state))",
+        "gradients = reduced(gradients)",
+        f"{OWN_STEP}::test_each_replica_maps_its_gradients_before_they_are_added_up",
+    ),
+    mutant(
+        "maps-after-the-reduction-in-own-steps",
+        "engine/core/keras_steps.py",
+        "gradients = reduced(map_gradients(optimizer, gradients, weights, state))",
+        "gradients = map_gradients(optimizer, reduced(gradients), weights, state)",
+        f"{OWN_STEP}::test_each_replica_maps_its_gradients_before_they_are_added_up",
+    ),
+    mutant(
+        "counts-are-averaged-over-replicas",
+        "engine/core/keras_steps.py",
+        "return metric_results(model, state._replace(metrics=replicas.sum(state.metrics)))",
+        "return metric_results(model, state._replace(metrics=replicas.mean(state.metrics)))",
+        f"{REPLICAS}::test_counts_in_batch_logs_are_those_of_all_replicas",
+    ),
+    mutant(
+        "incomplete-own-steps-are-weak",
+        "engine/core/keras_steps.py",
+        "return [g if averaged else replicas.count * g for g in",
+        "return [g for g in",
+        f"{OWN_STEP}::test_train_on_batch_makes_one_update_as_strong_as_a_full_one",
+    ),
+    mutant(
+        "evaluation-trains",
+        "engine/core/keras_steps.py",
+        "state.trainable, state.non_trainable, state.metrics, x, y, sample_weight, training=False",
+        "state.trainable, state.non_trainable, state.metrics, x, y, sample_weight, training=True",
+        "engine/fit/test_parity.py",
+    ),
+    mutant(
+        "maps-see-scaled-gradients",
+        "engine/core/optimizer_chain.py",
+        "scale = loss_scale(optimizer, state)",
+        "scale = 1.0",
+        CHAIN,
+    ),
+    mutant(
+        "maps-hide-an-overflow",
+        "engine/core/optimizer_chain.py",
+        "keep = any(isinstance(link, keras.optimizers.LossScaleOptimizer) for link in links)",
+        "keep = False",
+        CHAIN,
+    ),
+    mutant(
+        "outer-mean-is-forgotten",
+        "engine/core/wrapped_optimizer.py",
+        '"mean" if "mean" in (self.replica_reduction, inner.replica_reduction) else "sum",',
+        "inner.replica_reduction,",
+        CHAIN,
+    ),
+    mutant(
+        "shares-are-cut-in-the-wrong-place",
+        "engine/core/optimizer_sharding.py",
+        "return -(-size // replicas)",
+        "return size // replicas + 1",
+        f"{SHARDED}::test_shares_are_as_small_as_they_can_be",
+    ),
+    mutant(
+        "all-replicas-update-the-first-share",
+        "engine/core/optimizer_sharding.py",
+        "        me = self.replicas.index()\n",
+        "        me = 0\n",
+        f"{SHARDED}::test_more_replicas_than_elements",
+    ),
+    mutant(
+        "shares-are-not-constrained",
+        "engine/core/optimizer_sharding.py",
+        "return constrained(self.constraints, whole)",
+        "return whole",
+        f"{SHARDED}::test_constraints_act_on_whole_weights",
+    ),
+    mutant(
+        "divided-optimizers-decay-excluded-weights",
+        "engine/core/optimizer_twin.py",
+        "_innermost(twin).exclude_from_weight_decay(steady)",
+        "_innermost(twin).exclude_from_weight_decay([])",
+        f"{SHARDED}::test_weights_that_the_user_excludes_do_not_decay",
+    ),
+    mutant(
+        "averaged-shares-are-summed",
+        "engine/core/trainer.py",
+        "gradients = [g / shards.replicas.count for g in gradients]",
+        "gradients = [g / 1 for g in gradients]",
+        "public/test_optimizers.py::test_the_engine_does_what_wrappers_declare",
+        f"{SHARDED}::test_averaged_gradients_are_divided_too",
+    ),
+    mutant(
+        "statistics-of-a-group-lose-their-spread",
+        "engine/core/replicated_step.py",
+        "return whole, over_group(variance + jnp.square(mean - whole))",
+        "return whole, over_group(variance)",
+        f"{REPLICAS}::test_batch_statistics_are_shared_by_a_group",
+    ),
+    mutant(
+        "replicas-draw-the-same-numbers",
+        "engine/core/replicated_step.py",
+        "return lax.dynamic_slice_in_dim(function(*values.args, **values.kwargs), spot.first, rows)",
+        "return lax.dynamic_slice_in_dim(function(*values.args, **values.kwargs), 0, rows)",
+        f"{REPLICAS}::test_random_layers_do_not_depend_on_the_number_of_replicas",
+    ),
+    mutant(
+        "loops-count-once",
+        "engine/core/operation_count.py",
+        'turns = int(parameters["length"]) if name == "scan" else 1',
+        "turns = 1",
+        "engine/pipeline/partition/test_balance.py::test_turns_of_a_loop_are_counted",
+    ),
+    mutant(
+        "stopped-gradients-count",
+        "engine/core/gradient_dependence.py",
+        'if any(wanted) and eqn.primitive.name != "stop_gradient":',
+        "if any(wanted):",
+        "engine/fit/test_replica_errors.py::test_a_weight_without_gradient_is_named",
+    ),
+    mutant(
+        "incomplete-executions-are-allowed",
+        "engine/core/update_rules.py",
+        "if steps % size:",
+        "if steps < size:",
+        "engine/fit/test_replica_errors.py::test_an_execution_is_a_whole_number_of_updates",
+    ),
+    mutant(
+        "options-lose-the-opening",
+        "engine/core/options.py",
+        "            opening=opening,\n",
+        "",
+        OPTIONS,
+    ),
+    mutant(
+        "metrics-go-on-from-every-replica",
+        "engine/core/state_layout.py",
+        "metrics = [jnp.zeros((self.replicas.count, *m.shape), m.dtype).at[0].set(m) for m in state.metrics]",
+        "metrics = [jnp.broadcast_to(m, (self.replicas.count, *m.shape)) for m in state.metrics]",
+        f"{CHECKPOINT}::test_a_run_moves_between_devices",
+    ),
+]
+
+DATA = [
+    mutant(
+        "resuming-takes-the-rest-for-read",
+        "engine/data/position.py",
+        "    if rest:\n",
+        "    if rest and whole == 0:\n",
+        OTHER_SIZE,
+    ),
+    mutant(
+        "an-epochs-end-moves-with-the-batch-size",
+        "engine/data/position.py",
+        "ends.get(n) or _rescale(n, old, batch_size)",
+        "n * old // batch_size",
+        OTHER_SIZE,
+    ),
+    mutant(
+        "a-smaller-batch-is-dropped",
+        "engine/data/sources.py",
+        "has_tail = len(self._tail) > 0 and self._position <= len(self._full) < self._position + steps",
+        "has_tail = len(self._tail) > 0 and self._position < len(self._full) < self._position + steps",
+        f"{SOURCES}::test_arrays_hand_out_every_row_once",
+    ),
+    mutant(
+        "batches-are-dealt-in-blocks",
+        "engine/data/slab.py",
+        "dealt = jax.tree.map(lambda a: a.reshape(-1, replicas.count, *a.shape[1:]), body)",
+        "dealt = jax.tree.map(lambda a: a.reshape(replicas.count, -1, *a.shape[1:]).swapaxes(0, 1), body)",
+        f"{REPLICAS}::test_rows_are_in_order_and_none_is_lost",
+    ),
+    mutant(
+        "shuffling-by-batch-mixes-batches",
+        "engine/data/sources.py",
+        "np.random.permutation(n) + s for s, n in",
+        "np.random.permutation(n) for s, n in",
+        f"{FIT}::test_arguments_mean_what_they_mean_in_keras",
+    ),
+    mutant(
+        "other-shapes-wait-for-ever",
+        "engine/data/sources.py",
+        "self._batches = itertools.chain([other], self._batches)",
+        "self._batches = itertools.chain(self._batches, [other])",
+        f"{SOURCES}::test_batches_of_changing_shape_run_in_their_order",
+    ),
+    mutant(
+        "epochs-begin-anew-in-the-middle",
+        "engine/data/feed.py",
+        "if resume is None and self.steps_per_epoch is None:",
+        "if resume is None:",
+        f"{SOURCES}::test_an_endless_generator_goes_on_over_epochs",
+        f"{FIT}::test_arguments_mean_what_they_mean_in_keras",
+    ),
+    mutant(
+        "resumed-data-has-another-order",
+        "engine/data/feed.py",
+        "        set_random(resume.opened)\n",
+        "",
+        f"{CHECKPOINT}::test_fit_goes_on_in_the_middle_of_an_epoch",
+    ),
+    mutant(
+        "narrow-slabs-cut-updates",
+        "engine/data/make_feed.py",
+        "most = max(unit, most - most % unit)",
+        "most = max(unit, most)",
+        f"{SOURCES}::test_slabs_that_would_not_fit_are_made_narrower",
+    ),
+    mutant(
+        "reads-one-further-ahead",
+        "engine/data/prefetch.py",
+        "while len(self._ready) < self._depth",
+        "while len(self._ready) <= self._depth",
+        DRIVER,
+    ),
+]
+
+HOST = [
+    mutant(
+        "the-last-elements-stay-on-the-device",
+        "engine/host_io/outfeed_buffer.py",
+        "return self._leave(waiting, waiting.filled > 0, replica, here)",
+        "return self._leave(waiting, waiting.filled > 1, replica, here)",
+        f"{OUTFEEDS}::test_shapes_of_what_is_dequeued",
+    ),
+    mutant(
+        "last-gives-the-first",
+        "engine/host_io/outfeed_buffer.py",
+        "                    self._ready.clear()\n                self._ready.append(",
+        "                    pass\n                self._ready.append(",
+        f"{OUTFEEDS}::test_shapes_of_what_is_dequeued",
+    ),
+    mutant(
+        "unequal-replicas-are-silent",
+        "engine/host_io/outfeed_buffer.py",
+        "if len(set(self._counts)) > 1:",
+        "if len(set(self._counts)) > 2:",
+        f"{OUTFEEDS}::test_replicas_that_enqueue_unequally_often_are_an_error",
+    ),
+    mutant(
+        "a-reader-is-not-waited-for",
+        "engine/host_io/outfeed_buffer.py",
+        "len(self._ready) + len(self._coming[replica]) >= self._depth and not self._only_last",
+        "len(self._ready) + len(self._coming[replica]) > 3 * self._depth and not self._only_last",
+        f"{OUTFEEDS}::test_a_slow_reader_gets_everything_in_order_and_holds_the_program_up",
+    ),
+    mutant(
+        "live-logs-come-late",
+        "engine/host_io/step_logs.py",
+        "step = self._slab.begin + self._told",
+        "step = self._told",
+        f"{LIVE}::test_every_step_is_told_and_nothing_else_changes",
+    ),
+    mutant(
+        "errors-of-live-callbacks-are-lost",
+        "engine/host_io/step_logs.py",
+        "            self.error = error\n        self._thread = None",
+        "            del error\n        self._thread = None",
+        f"{LIVE}::test_an_error_in_a_callback_is_raised_and_the_model_lives_on",
+    ),
+]
+
+DEVICES_AND_FIT = [
+    mutant(
+        "hoof-does-not-turn-back",
+        "engine/devices/systems.py",
+        "return positions[::2] + positions[1::2][::-1]",
+        "return positions[::2] + positions[1::2]",
+        f"{DEVICES}::test_orders",
+    ),
+    mutant(
+        "systems-share-devices",
+        "engine/devices/systems.py",
+        "            start += request\n",
+        "            start += 0\n",
+        f"{DEVICES}::test_a_list_makes_systems_of_their_own",
+    ),
+    mutant(
+        "the-group-may-write-programs",
+        "engine/devices/program_cache.py",
+        "not path.stat().st_mode & 0o022",
+        "not path.stat().st_mode & 0o002",
+        f"{CACHE}::test_a_cache_that_others_can_write_to_is_not_used",
+    ),
+    mutant(
+        "damaged-programs-stay",
+        "engine/devices/program_cache.py",
+        "or (new and not _is_intact(entry)):",
+        "or (incomplete and not _is_intact(entry)):",
+        f"{CACHE}::test_damaged_entries_are_replaced",
+    ),
+    mutant(
+        "an-idle-group-divides-by-zero",
+        "engine/devices/replicas.py",
+        "number = jnp.maximum(total(jnp.asarray(active, jnp.float32)), 1)",
+        "number = total(jnp.asarray(active, jnp.float32))",
+        f"{OWN_STEP}::test_batch_statistics_of_a_group_leave_out_replicas_without_data",
+        f"{REPLICAS}::test_replicas_without_a_micro_batch_leave_moving_statistics_alone",
+        "engine/devices/test_replicas.py",
+    ),
+    mutant(
+        "joined-sums-are-cut-in-the-wrong-place",
+        "engine/devices/replicas.py",
+        "ends = np.cumsum([leaves[i].size for i in group])",
+        "ends = np.cumsum([leaves[0].size for i in group])",
+        f"{REPLICAS}::test_a_learning_rate_divided_by_the_replicas_gives_the_weights_of_one_device",
+    ),
+    mutant(
+        "logs-of-the-whole-launches-are-told",
+        "engine/fit/epoch.py",
+        "return results[-1].value",
+        "return results[0].value",
+        f"{CALLBACKS}::test_logs_of_an_execution_are_those_of_the_steps_so_far",
+        f"{FIT}::test_arguments_mean_what_they_mean_in_keras",
+    ),
+    mutant(
+        "callbacks-hear-of-the-first-step",
+        "engine/data/slab.py",
+        "return self.begin + self.steps - 1",
+        "return self.begin",
+        f"{CALLBACKS}::test_lambda_callback_and_the_order_of_all_hooks",
+    ),
+    mutant(
+        "a-failed-launch-loses-the-state",
+        "engine/fit/state_in_flight.py",
+        "self._state = None if state is self._shown else state",
+        "self._state = None if state is self._shown else locals().get('result') and state",
+        f"{LIVE}::test_an_error_in_a_callback_is_raised_and_the_model_lives_on",
+        "engine/fit/test_replica_errors.py::test_an_error_leaves_the_model_usable",
+        "engine/fit/test_bad_input.py",
+    ),
+    mutant(
+        "labels-may-be-one-too-large",
+        "engine/fit/labels.py",
+        "bad = (block < 0) | (block >= use.classes)",
+        "bad = (block < 0) | (block > use.classes)",
+        f"{LABELS}::test_the_first_bad_row_is_named",
+    ),
+    mutant(
+        "weightless-labels-are-refused",
+        "engine/fit/labels.py",
+        "            bad &= counts\n",
+        "            bad |= False\n",
+        f"{LABELS}::test_labels_without_weight",
+    ),
+    mutant(
+        "averages-are-not-written-back",
+        "engine/fit/fit.py",
+        "        model.optimizer.finalize_variable_values(model.trainable_weights)\n",
+        "        pass\n",
+        "engine/fit/test_parity.py",
+    ),
+]
+
+CHECKPOINTS = [
+    mutant(
+        "the-newest-is-removed",
+        "engine/checkpoint/checkpoints.py",
+        "for old in steps[: -self._keep] if self._keep else []:",
+        "for old in steps[self._keep :] if self._keep else []:",
+        f"{FILES}::test_the_newest_stay",
+    ),
+    mutant(
+        "saving-copies-nothing",
+        "engine/checkpoint/files.py",
+        "host = {name: np.array(a) for name, a in arrays.items() if name not in on_device}",
+        "host = {name: np.asarray(a) for name, a in arrays.items() if name not in on_device}",
+        f"{FILES}::test_a_save_holds_the_values_of_its_moment",
+    ),
+    mutant(
+        "damage-is-not-seen",
+        "engine/checkpoint/files.py",
+        'if record["files"].get(name) != found.get(name):',
+        'if name not in record["files"]:',
+        f"{FILES}::test_a_damaged_checkpoint_is_named_and_passed_over",
+    ),
+    mutant(
+        "any-folder-is-a-checkpoint",
+        "engine/checkpoint/files.py",
+        'return (path / MANIFEST).is_file() or (path / _ARRAYS / "_METADATA").is_file()',
+        "return path.is_dir()",
+        f"{FILES}::test_folders_of_the_user_are_left_alone",
+    ),
+    mutant(
+        "damaged-ones-count",
+        "engine/checkpoint/checkpoints.py",
+        "steps = [step for step in self.all_steps() if step not in self._damaged]",
+        "steps = self.all_steps()",
+        f"{FOLDER}::test_damaged_checkpoints_do_not_displace_good_ones",
+    ),
+    mutant(
+        "due-one-step-late",
+        "engine/checkpoint/checkpoints.py",
+        "step - self._last_step >= self._every_steps",
+        "step - self._last_step > self._every_steps",
+        f"{FILES}::test_when_one_is_due",
+    ),
+]
+
+CONVOLUTIONS = [
+    mutant(
+        "windows-one-too-few",
+        "engine/convolution/geometry.py",
+        "return max(room // stride + 1, 0)",
+        "return max(-(-room // stride), 0)",
+        f"{CONVOLUTION}::test_convolution_layers",
+    ),
+    mutant(
+        "winograd-cuts-the-wrong-end",
+        "engine/convolution/winograd.py",
+        "lows = [low - (t.size - 1) for low, _ in geo.padding]",
+        "lows = [low - t.size for low, _ in geo.padding]",
+        f"{CONVOLUTION}::test_convolution_layers",
+        f"{CONVOLUTION}::test_winograd_is_as_exact_as_promised",
+    ),
+    mutant(
+        "winograd-with-any-number-of-channels",
+        "engine/convolution/rule.py",
+        "WINOGRAD_TILES = {6: 64, 4: 4096}",
+        "WINOGRAD_TILES = {6: 4096, 4: 4096}",
+        f"{CONVOLUTION}::test_winograd_is_as_exact_as_promised",
+    ),
+    mutant(
+        "direct-for-cut-inputs",
+        "engine/convolution/rule.py",
+        "if min(low for pair in geo.padding for low in pair) < 0:",
+        "if min(low for pair in geo.padding for low in pair) < -99:",
+        f"{CONVOLUTION}::test_any_convolution",
+        f"{CONVOLUTION}::test_xlas_own_convolution_is_used_where_it_is_fast",
+    ),
+]
+
+KERAS_COMPAT = [
+    mutant(
+        "patches-stay",
+        "engine/keras_compat/patches.py",
+        "            if installed.users == 0:\n                installed.restore()",
+        "            if installed.users == 0:\n                pass",
+        PATCHES,
+    ),
+    mutant(
+        "patches-end-too-early",
+        "engine/keras_compat/patches.py",
+        "            if installed.users == 0:",
+        "            if installed.users <= 1:",
+        PATCHES,
+    ),
+    mutant(
+        "handlers-of-all-threads",
+        "engine/keras_compat/patches.py",
+        'found: list[Handler] = vars(self._local).setdefault("handlers", [])',
+        'found: list[Handler] = vars(self).setdefault("_handlers", [])',
+        PATCHES,
+    ),
+]
+
+PROGRAM = [
+    mutant(
+        "replicas-take-the-same-elements",
+        "engine/program/infeed.py",
+        "return np.stack(rows).reshape(count, replicas.count, *rows[0].shape)",
+        "return np.stack(rows).reshape(replicas.count, count, *rows[0].shape).swapaxes(0, 1)",
+        FEEDS,
+        f"{PROGRAMS}::test_moving_statistics_and_metrics_agree_over_replicas",
+    ),
+    mutant(
+        "the-end-of-the-data-loses-elements",
+        "engine/program/infeed.py",
+        "            self.elements.put_back(elements)\n            raise OutOfRangeError(",
+        "            raise OutOfRangeError(",
+        f"{FEEDS}::test_elements_left_at_the_end_can_still_be_taken",
+        f"{FEEDS}::test_the_end_of_the_data_is_an_error_that_loses_nothing",
+    ),
+]
+
+MUTANTS: tuple[Mutant, ...] = (
+    *SCHEDULE,
+    *LOOP,
+    *CORE,
+    *DATA,
+    *HOST,
+    *DEVICES_AND_FIT,
+    *CHECKPOINTS,
+    *CONVOLUTIONS,
+    *KERAS_COMPAT,
+    *PROGRAM,
+)

@@ -1,0 +1,184 @@
+"""Mistakes in the settings, the command line, the checks of arguments, and the public modules."""
+
+from __future__ import annotations
+
+from .mutant import Mutant, mutant
+
+VALIDATE = "test_validate.py"
+CONFIG = "public/test_config.py"
+TREE = "settings/test_option_tree.py"
+CACHE = "engine/devices/test_program_cache.py"
+COMMANDS = "public/test_command_output.py"
+SCHEDULE = "public/test_schedule_command.py"
+OPS = "public/test_ops.py"
+OPTIMIZERS = "public/test_optimizers.py"
+DATA = "public/test_data.py"
+
+SETTINGS = [
+    mutant(
+        "all-memory-is-too-much",
+        "settings/rules.py",
+        "if not 0 < part <= 1:",
+        "if not 0 < part < 1:",
+        CONFIG,
+    ),
+    mutant(
+        "no-memory-is-enough",
+        "settings/rules.py",
+        "if not 0 < part <= 1:",
+        "if not 0 <= part <= 1:",
+        CONFIG,
+    ),
+    mutant(
+        "a-device-may-be-named-twice",
+        "settings/rules.py",
+        "if len(set(indices)) < len(indices):",
+        "if len(set(indices)) > len(indices):",
+        CONFIG,
+    ),
+    mutant(
+        "one-device-too-few",
+        "settings/frozen.py",
+        "return max(sum(counts), 1 + max(indices, default=0))",
+        "return max(sum(counts), max(indices, default=0))",
+        f"{CONFIG}::test_requests",
+    ),
+    mutant(
+        "the-configuration-wins-over-the-environment",
+        "settings/frozen.py",
+        "return sorted({**config.compilation_poplar_options, **env.engine_options}.items())",
+        "return sorted({**env.engine_options, **config.compilation_poplar_options}.items())",
+        f"{CONFIG}::test_engine_options_win",
+    ),
+    mutant(
+        "given-caches-are-emptied",
+        "settings/cache_folder.py",
+        "return Cache(executable_cache_path, UNLIMITED)",
+        "return Cache(executable_cache_path)",
+        f"{CACHE}::test_which_folder",
+        f"{CACHE}::test_programs_in_a_given_folder_stay",
+    ),
+]
+
+CHECKS = [
+    mutant(
+        "true-is-a-number",
+        "_validate.py",
+        "    if _is_bool(value):\n        return None\n",
+        "",
+        VALIDATE,
+    ),
+    mutant(
+        "most-is-too-many",
+        "_validate.py",
+        "(most is not None and found > most)",
+        "(most is not None and found >= most)",
+        VALIDATE,
+    ),
+    mutant(
+        "above-includes-its-bound",
+        "_validate.py",
+        '(above, "above {}", operator.gt)',
+        '(above, "above {}", operator.ge)',
+        VALIDATE,
+    ),
+    mutant(
+        "notices-come-every-time",
+        "_validate.py",
+        "        _named.update(new)\n",
+        "",
+        VALIDATE,
+    ),
+]
+
+COMMAND_LINE = [
+    mutant(
+        "a-slower-run-is-faster",
+        "cli/mnist.py",
+        'if ratio > 1 else f"{1 / ratio:.1f} times slower"',
+        'if ratio > 0 else f"{1 / ratio:.1f} times slower"',
+        "public/test_cli.py::test_the_verdict_is_honest",
+    ),
+    mutant(
+        "narrow-terminals-stay-narrow",
+        "cli/terminal.py",
+        "        console.width = max(console.width, _NARROWEST)\n",
+        "        pass\n",
+        COMMANDS,
+    ),
+    mutant(
+        "inference-counts-backwards",
+        "cli/schedule.py",
+        "for action in cell) / whole",
+        "for action in cell) / (whole + 1)",
+        f"{SCHEDULE}::test_the_command_prints_the_table_and_its_costs",
+    ),
+    mutant(
+        "huge-tables-are-made",
+        "cli/schedule.py",
+        "if actions > _MOST_ACTIONS or _cells(schedule, options, devices, rows, actions) > _MOST_CELLS:",
+        "if actions > _MOST_ACTIONS:",
+        f"{COMMANDS}::test_huge_tables_are_refused_at_once",
+    ),
+]
+
+PUBLIC = [
+    mutant(
+        "sums-of-squares-are-sums",
+        "ops/_reductions.py",
+        "SQUARE_ADD: lambda values, axis: jnp.sum(values * values, axis),",
+        "SQUARE_ADD: jnp.sum,",
+        OPS,
+    ),
+    mutant(
+        "scattered-sums-of-squares-are-sums",
+        "ops/reduce_scatter_op.py",
+        "lax.psum_scatter(parts * parts if op == _reductions.SQUARE_ADD else parts, REPLICA_AXIS)",
+        "lax.psum_scatter(parts, REPLICA_AXIS)",
+        f"{OPS}::test_reduce_scatter",
+    ),
+    mutant(
+        "split-and-concat-are-exchanged",
+        "ops/all_to_all_op.py",
+        "return lax.all_to_all(x, REPLICA_AXIS, split, concat, tiled=True)",
+        "return lax.all_to_all(x, REPLICA_AXIS, concat, split, tiled=True)",
+        f"{OPS}::test_collectives",
+    ),
+    mutant(
+        "accumulation-outside-of-a-program",
+        "optimizers/wrappers.py",
+        "        if self.accumulation.steps > 1:\n            raise RuntimeError(",
+        "        if self.accumulation.steps > 99:\n            raise RuntimeError(",
+        f"{OPTIMIZERS}::test_accumulation_outside_a_scope_is_an_error",
+    ),
+    mutant(
+        "sharding-is-not-declared",
+        "optimizers/wrappers.py",
+        "            shard_state=self.replicated_optimizer_state_sharding,\n",
+        "",
+        "engine/core/test_optimizer_chain.py::test_describe",
+    ),
+    mutant(
+        "a-loop-repeats-its-first-order",
+        "data.py",
+        "return np.random.default_rng((seed, loop)).permutation(rows)",
+        "return np.random.default_rng((seed, 0)).permutation(rows)",
+        f"{DATA}::test_repeat_shuffles_every_loop_anew_and_the_same_in_every_run",
+    ),
+    mutant(
+        "padding-adds-a-whole-batch",
+        "data.py",
+        'missing = -rows % validate.count("batch_size", batch_size)',
+        'missing = validate.count("batch_size", batch_size) - rows % batch_size',
+        f"{DATA}::test_pad_adds_less_than_a_batch_of_weightless_zeros",
+    ),
+    mutant(
+        "checkpoints-come-too-often",
+        "callbacks.py",
+        "if final or (self._waiting >= self._every and self._checkpoints.due(position.step)):",
+        "if final or self._checkpoints.due(position.step):",
+        "engine/checkpoint/test_checkpoint.py::test_every_n_executions",
+    ),
+]
+
+MUTANTS: tuple[Mutant, ...] = (*SETTINGS, *CHECKS, *COMMAND_LINE, *PUBLIC)
