@@ -43,4 +43,4 @@ def test_random_runs_equal_plain_keras(tmp_path: Path, record_property: Any) -> 
         (folder := next(folders)).mkdir()
         return check(run, folder)
 
-    fuzz.run(random_runs.runs(), one, default=40, record=record_property)
+    fuzz.run(random_runs.draw, one, default=40, record=record_property)
