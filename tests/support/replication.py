@@ -10,7 +10,6 @@ from typing import Any
 import openipu as ipu
 
 import jax
-import jax.numpy as jnp
 import keras
 import numpy as np
 
@@ -63,34 +62,41 @@ def in_micro_batches(model: keras.Model, rows: int) -> None:
     """
     cls = type(model)
 
-    def train_step(self: Any, state: Any, data: Any) -> Any:
-        trainable, other, optimizer, metrics = state
-        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-        count = len(y)
-        total, loss, outputs = None, 0.0, []
-        for start in range(0, count, rows):
-            part = slice(start, start + rows)
-            gradient = jax.grad(self.compute_loss_and_updates, has_aux=True)
-            own = keras.tree.map_structure(lambda a: a[part], x)  # noqa: B023 - called at once
-            found, (value, output, other, _) = gradient(
-                trainable, other, metrics, own, y[part], None, training=True, optimizer_variables=optimizer
-            )
-            share = len(y[part]) / count
-            found = [share * g for g in found]
-            total = found if total is None else [a + g for a, g in zip(total, found, strict=True)]
-            loss, outputs = loss + share * value, [*outputs, output]
-        trainable, optimizer = self.optimizer.stateless_apply(optimizer, total, trainable)
-        logs, updated = {}, []
-        for metric in self.metrics:
-            own = metrics[len(updated) : len(updated) + len(metric.variables)]
-            given = (loss, count) if metric.name == "loss" else (y, jnp.concatenate(outputs))
-            own = metric.stateless_update_state(own, *given)
-            result = metric.stateless_result(own)
-            logs |= result if isinstance(result, dict) else {metric.name: result}
-            updated += own
-        return logs, (trainable, other, optimizer, updated)
+    @jax.jit
+    def gradients(trainable: Any, other: Any, optimizer: Any, metrics: Any, part: Any) -> Any:
+        gradient = jax.grad(model.compute_loss_and_updates, has_aux=True)
+        found, (loss, outputs, other, metrics) = gradient(
+            trainable, other, metrics, *part, training=True, optimizer_variables=optimizer
+        )
+        x, y, weights = part
+        logs, metrics = model._update_metrics_variables(metrics, loss, x, y, outputs, weights)
+        return found, other, metrics, logs
 
-    model.__class__ = type(cls.__name__, (cls,), {"train_step": train_step})
+    @jax.jit
+    def update(optimizer: Any, total: Any, trainable: Any) -> Any:
+        return model.optimizer.stateless_apply(optimizer, total, trainable)
+
+    def train_step(self: Any, state: Any, data: Any) -> Any:
+        del self
+        trainable, other, optimizer, metrics = state
+        data = keras.utils.unpack_x_y_sample_weight(data)
+        count = len(keras.tree.flatten(data[0])[0])
+        total: list[Any] = [0.0] * len(trainable)
+        for start in range(0, count, rows):
+            part = jax.tree.map(lambda a: a[start : start + rows], data)  # noqa: B023 - called at once
+            found, other, metrics, logs = gradients(trainable, other, optimizer, metrics, part)
+            share = min(rows, count - start) / count
+            total = [a + share * g for a, g in zip(total, found, strict=True)]
+        trainable, optimizer = update(optimizer, total, trainable)
+        return logs, (trainable, other, optimizer, metrics)
+
+    def make_train_function(self: Any, force: bool = False) -> None:
+        """One program for all parts: one for each update would have a copy of the step for every part."""
+        if force or self.train_function is None:
+            self.train_function = self._make_function(self.train_step)
+
+    steps = {"train_step": train_step, "make_train_function": make_train_function}
+    model.__class__ = type(cls.__name__, (cls,), steps)
 
 
 class Batches(keras.utils.PyDataset):

@@ -285,6 +285,19 @@ def test_torch_data_loader(shuffle):
     assert_like_keras(loader, shuffle=False)
 
 
+@pytest.mark.parametrize("steps_per_execution", [1, 3, 4])
+def test_a_data_loader_with_its_own_generator_is_read_as_far_as_keras_reads_it(steps_per_execution):
+    """Reading beyond the last batch would draw one more order: 72 rows are 9 whole batches."""
+    torch = pytest.importorskip("torch")
+
+    def loader():
+        rows = torch.utils.data.TensorDataset(torch.from_numpy(X[:72]), torch.from_numpy(Y[:72]))
+        own = torch.Generator().manual_seed(2)
+        return torch.utils.data.DataLoader(rows, batch_size=8, shuffle=True, generator=own)
+
+    assert_like_keras(loader, steps_per_execution, shuffle=False)
+
+
 # --- PyDataset -------------------------------------------------------------------------------------------------------
 
 
@@ -312,6 +325,30 @@ class Batches(keras.utils.PyDataset):
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_py_dataset(shuffle):
     assert_like_keras(Batches, shuffle=shuffle)
+
+
+class ShuffledRows(keras.utils.PyDataset):
+    """Draws a new order of rows when an epoch begins."""
+
+    def __init__(self):
+        super().__init__()
+        self.order = np.arange(75)
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        rows = self.order[8 * index : 8 * index + 8]
+        return X[rows], Y[rows]
+
+    def on_epoch_begin(self):
+        self.order = np.random.permutation(75)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_py_dataset_that_shuffles_when_an_epoch_begins(shuffle):
+    """The first batch is not one of the order before."""
+    assert_like_keras(ShuffledRows, shuffle=shuffle)
 
 
 def test_py_dataset_with_workers():

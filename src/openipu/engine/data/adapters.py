@@ -70,8 +70,16 @@ def opens_once(adapter: DataAdapter) -> bool:
 
 def changes(adapter: DataAdapter) -> bool:
     """Whether the source does something of its own when an epoch begins or ends, such as shuffling."""
-    kind = type(adapter.py_dataset) if isinstance(adapter, PyDatasetAdapter) else PyDataset
-    return kind.on_epoch_begin is not PyDataset.on_epoch_begin or kind.on_epoch_end is not PyDataset.on_epoch_end
+    return changes_at_begin(adapter) or _kind(adapter).on_epoch_end is not PyDataset.on_epoch_end
+
+
+def changes_at_begin(adapter: DataAdapter) -> bool:
+    """Whether the source does something of its own when an epoch begins, so that batches read before may be others."""
+    return _kind(adapter).on_epoch_begin is not PyDataset.on_epoch_begin
+
+
+def _kind(adapter: DataAdapter) -> type[PyDataset]:
+    return type(adapter.py_dataset) if isinstance(adapter, PyDatasetAdapter) else PyDataset
 
 
 def replay_epochs(adapter: DataAdapter, before_ends: list[Callable[[], None]]) -> None:

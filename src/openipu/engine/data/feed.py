@@ -98,8 +98,9 @@ class Feed:
         return slab
 
     def _next(self) -> Slab | None:
-        here = self._here
-        wanted = self.width if self.steps_per_epoch is None else min(self.width, self.steps_per_epoch - here.done)
+        """The next slab of the epoch. Nothing is read beyond its last batch: that could draw another order."""
+        here, ends = self._here, self.num_steps
+        wanted = self.width if ends is None else min(self.width, ends - here.done)
         slab = self._take(here.done, wanted) if wanted > 0 else None
         if slab is not None:
             steps, here = slab.steps, self._here

@@ -173,8 +173,12 @@ class StreamSource:
         return batch
 
     def batch_bytes(self) -> int:
-        """Measure the first batch."""
+        """Measure the first batch. If it may be another one when the epoch has begun, it is not kept."""
+        before = random()
         batch, _ = self._peek()
+        if adapters.changes_at_begin(self._adapter) and not adapters.reads_ahead(self._adapter):
+            self._peeked = None
+            set_random(before)
         return sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(as_arrays(batch)))
 
     def begin_epoch(self) -> None:
