@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 
 from openipu.engine.data.slab import Slab
-from openipu.engine.loop import driver
+from openipu.engine.devices import launching
 from openipu.engine.loop.driver import Launched, launches
 from openipu.engine.loop.loop import Result
 
@@ -20,7 +20,7 @@ class Host:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
         self.events: list[str] = []
         self._count = count
-        monkeypatch.setattr(driver.jax, "block_until_ready", self._waited)
+        monkeypatch.setattr(launching.jax, "block_until_ready", self._waited)
 
     def slabs(self) -> Iterator[Slab]:
         for number in range(self._count):
