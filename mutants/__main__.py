@@ -38,7 +38,7 @@ class Outcome:
 
     mutant: Mutant
     result: str
-    """"noticed", "hung", "UNNOTICED", or "error" if the tests could not be run."""
+    """One of "noticed", "hung", "UNNOTICED", and "error" if the tests could not be run."""
     seconds: float
     by: str
     """The first test that failed, or pytest's last words."""

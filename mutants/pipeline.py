@@ -265,7 +265,7 @@ ESTIMATORS = [
         "engine/estimator/model_steps.py",
         "return new._replace(non_trainable=[step + 1, *rest]), gradients, results",
         "return new._replace(non_trainable=[step, *rest]), gradients, results",
-        ESTIMATOR,
+        f"{ESTIMATOR}::test_model_fn_sees_the_number_of_every_step",
     ),
     mutant(
         "other-optimizers-are-restored",
