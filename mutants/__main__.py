@@ -38,7 +38,7 @@ class Outcome:
 
     mutant: Mutant
     result: str
-    """"noticed", "hung", "UNNOTICED", or "error" if the tests could not be run."""
+    """One of "noticed", "hung", "UNNOTICED", and "error" if the tests could not be run."""
     seconds: float
     by: str
     """The first test that failed, or pytest's last words."""
@@ -61,7 +61,7 @@ def main() -> int:
         return 2
     if options.list:
         for number, mutant in enumerate(ALL, 1):
-            print(f"{number:3} {mutant.name:42} {mutant.file:45} {' '.join(mutant.tests)}")
+            print(f"{number:3} {mutant.name:52} {mutant.file:45} {' '.join(mutant.tests)}")
         return 0
     with _copies(options.jobs) as copies:
         if options.check and not _check(copies, chosen):
@@ -132,7 +132,7 @@ def _run(copies: queue.Queue[Path], chosen: Sequence[Mutant]) -> Iterator[Outcom
 
     def one(mutant: Mutant) -> Outcome:
         status, seconds, last = _on_copy(copies, mutant, mutant.selection)
-        result = {0: "UNNOTICED", 1: "noticed", 2: "noticed", None: "hung"}.get(status, "error")
+        result = {0: "UNNOTICED", 1: "noticed", None: "hung"}.get(status, "error")
         return Outcome(mutant, result, seconds, last)
 
     began = time.monotonic()
@@ -201,7 +201,7 @@ def _report(outcomes: Sequence[Outcome]) -> int:
     print()
     for outcome in outcomes:
         by = outcome.by.removeprefix("FAILED ").partition(" - ")[0]
-        print(f"{outcome.result:9} {outcome.seconds:5.0f} s  {outcome.mutant.name:42} {by}")
+        print(f"{outcome.result:9} {outcome.seconds:5.0f} s  {outcome.mutant.name:52} {by}")
     noticed, errors = sum(o.noticed for o in outcomes), sum(o.result == "error" for o in outcomes)
     share = noticed / max(1, len(outcomes))
     print(f"\n{noticed} of {len(outcomes)} mistakes noticed ({share:.1%}), {errors} could not be run.")

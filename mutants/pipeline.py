@@ -6,7 +6,6 @@ from .mutant import Mutant, mutant
 
 PAIRS = "engine/pipeline/test_feature_pairs.py"
 PIPELINE = "engine/pipeline/test_pipeline.py"
-CONTRACT = "engine/pipeline/test_pipeline_contract.py"
 SPLIT = "engine/pipeline/partition/test_split.py"
 BALANCE = "engine/pipeline/partition/test_balance.py"
 ASSIGNMENT = "engine/pipeline/partition/test_assignment.py"
@@ -87,8 +86,7 @@ RUNTIME = [
         "engine/pipeline/runtime/staged_execution.py",
         "return accumulation.strength(1) / accumulation.steps",
         "return accumulation.strength(1)",
-        f"{PAIRS}::test_clipping_by_global_norm_inside_loss_scaling",
-        CONTRACT,
+        f"{PAIRS}::test_penalties_and_added_losses_of_all_stages_count",
     ),
     mutant(
         "stages-do-not-average-over-replicas",
@@ -267,7 +265,7 @@ ESTIMATORS = [
         "engine/estimator/model_steps.py",
         "return new._replace(non_trainable=[step + 1, *rest]), gradients, results",
         "return new._replace(non_trainable=[step, *rest]), gradients, results",
-        ESTIMATOR,
+        f"{ESTIMATOR}::test_model_fn_sees_the_number_of_every_step",
     ),
     mutant(
         "other-optimizers-are-restored",

@@ -348,3 +348,20 @@ def test_modes_may_leave_out_dropout(tmp_path):
     one = estimator(tmp_path, function=fn).train(looped(), steps=4)
     same = estimator(tmp_path)
     assert one.evaluate(once()) == same.evaluate(once())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_model_fn_sees_the_number_of_every_step(tmp_path, replicas):
+    """Also inside an execution, and after training has gone on from a checkpoint."""
+
+    def fn(features, labels, mode):
+        weight = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        loss = -keras.ops.mean(weight(keras.ops.ones((1, 1)))) * keras.ops.cast(get_global_step(), "float32")
+        loss = loss + 0 * keras.ops.sum(features) + 0 * keras.ops.cast(keras.ops.sum(labels), "float32")
+        optimizer = ipu.optimizers.CrossReplicaOptimizer(keras.optimizers.SGD(1.0))
+        return EstimatorSpec(mode, loss=loss, train_op=optimizer.minimize(loss))
+
+    one = IPUEstimator(fn, tmp_path, run_config(replicas, iterations=4))
+    for _ in range(2):
+        one.train(looped(), steps=8)
+    assert one.get_variable_value("dense/kernel") == sum(range(16))

@@ -146,7 +146,7 @@ def test_a_tied_weight_counts_once_in_the_global_norm() -> None:
     assert_as_on_one_device(pipeline_zoo.tied_layers, [0, 0, 1], sgd, x, x)
 
 
-@pytest.mark.parametrize("count", [44, 42])
+@pytest.mark.parametrize("count", [44, pytest.param(42, marks=pytest.mark.slow)])
 def test_statistics_of_replicas_in_an_incomplete_update_inside_a_full_execution(count: int) -> None:
     """On two replicas, 44 rows are a whole update, one more step, and a micro-batch for the first replica alone."""
     assert_as_on_one_device(normalised, [0, 0, 1, 1], lambda: keras.optimizers.SGD(0.02, 0.9), *rows(count), replicas=2)

@@ -297,3 +297,14 @@ def test_errors_of_outfeed_queues():
         strategy(1).run(lambda: queue.enqueue(np.ones(2, "float32")))
     with pytest.raises(ValueError, match="belongs to system 0"):
         strategy(2).run(lambda: queue.enqueue(np.float32(1)))
+
+
+def test_only_the_latest_element_takes_memory() -> None:
+    """A program may enqueue for days without anybody who dequeues."""
+    buffer = outfeed_buffer.HostBuffer(4, only_last=True)
+    buffer.begin(2)
+    for number in range(3):
+        for replica in range(2):
+            buffer.add(replica, [np.array(10 * number + replica)])
+    buffer.end()
+    assert [[int(value) for (value,) in element] for element in buffer.take()] == [[20, 21]]
