@@ -19,7 +19,7 @@ import random_models
 import replication
 import zoo
 from contract import OPTIMIZERS
-from random_models import Recipe
+from random_models import Recipe, Step
 
 pytestmark = zoo.KERAS_WARNINGS
 
@@ -222,6 +222,34 @@ def check(point: Point) -> str:
         assert_same(actual, expected, 3 * tolerance)
         kind = "magnify rounding"
     return kind
+
+
+# --- what random cases found -----------------------------------------------------------------------------------------
+
+
+def tail_on_replicas(*kinds: str, **changes: Any) -> Point:
+    """Two replicas of two stages, with 2 rows in the last micro-batch of the second replica."""
+    recipe = Recipe((Step("dense"), *map(Step, kinds)), subclassed=changes.pop("subclassed", False))
+    return replace(
+        Point(
+            recipe=recipe, optimizer="sgd", schedule="GPipe", stages=2, cuts=(50, 0, 0), replicas=2, steps=2,
+            method="mean", batch=5, updates=1, rest=7, streamed=False, recompute=False, devices="own", divided=False,
+            results=False,
+        ),
+        **changes,
+    )  # fmt: skip
+
+
+FOUND = {
+    "dropout draws by position in a smaller last batch": tail_on_replicas("dropout"),
+    "predictions with random numbers of a smaller last batch": tail_on_replicas("composite_noise", results=True),
+    "a layer with dropout in a subclassed model is traced again": tail_on_replicas("composite_noise", subclassed=True),
+}
+
+
+@pytest.mark.parametrize("point", FOUND.values(), ids=FOUND.keys())
+def test_found(point: Point) -> None:
+    check(point)
 
 
 @pytest.mark.slow
