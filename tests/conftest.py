@@ -51,3 +51,12 @@ def _nothing_said_before() -> None:
     """Notices are given once per process. A test that waits for one must not depend on those before it."""
     if validate := sys.modules.get("openipu._validate"):
         validate._named.clear()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many random cases ran (tests/support/fuzz.py)."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, ())]
+    for report in reports:
+        for name, value in getattr(report, "user_properties", ()):
+            if name == "random cases" and report.when == "call":
+                terminalreporter.write_line(f"{report.nodeid}: {value}")

@@ -49,4 +49,4 @@ def run(
         each()
     finally:
         kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(ran.items()))
-        record(PROPERTY, f"{ran.total()} ({kinds})")
+        record(PROPERTY, f"{ran.total()} random cases passed: {kinds}")

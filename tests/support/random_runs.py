@@ -25,8 +25,8 @@ MODELS = ("dense", "batchnorm_dropout", "two_in_two_out", "subclassed", "own_ste
           "own_loss_and_metrics", "averaged_weights_and_schedule", "frozen", "constrained_accumulated",
           "mixed_float16")  # fmt: skip
 MIXING = ("batchnorm_dropout", "subclassed", "own_step", "constrained_accumulated", "mixed_float16",
-          "own_loss_and_metrics", "averaged_weights_and_schedule")  # fmt: skip
-"""Models that depend on how samples are put together, or whose optimizer depends on the number of its calls."""
+          "own_everything", "own_loss_and_metrics", "averaged_weights_and_schedule")  # fmt: skip
+"""Models that depend on how samples are put together, or that count batches, as an optimizer may do."""
 OWN_OPTIMIZER = ("averaged_weights_and_schedule", "constrained_accumulated", "mixed_float16")
 CLASSES = ("dense", "batchnorm_dropout", "averaged_weights_and_schedule", "frozen", "mixed_float16")
 """Models with integer labels, which can have weights."""
@@ -154,12 +154,15 @@ def arrays(run: Run, rows: int) -> tuple[Any, ...]:
 
 
 class Batches(keras.utils.PyDataset):
-    """Batches in an order that changes with each epoch."""
+    """Batches in an order that is only known when the epoch has begun.
+
+    It is the same in each epoch, because plain Keras begins one more epoch to build the model.
+    """
 
     def __init__(self, data: Any, batch: int, shuffle: bool) -> None:
         super().__init__()
         self._data, self._batch, self._shuffle = data, batch, shuffle
-        self._rows, self._rng = len(keras.tree.flatten(data)[0]), np.random.default_rng(4)
+        self._rows = len(keras.tree.flatten(data)[0])
         self._order = np.arange(self._rows)
 
     def __len__(self) -> int:
@@ -171,7 +174,7 @@ class Batches(keras.utils.PyDataset):
 
     def on_epoch_begin(self) -> None:
         if self._shuffle:
-            self._order = self._rng.permutation(self._rows)
+            self._order = np.random.default_rng(4).permutation(self._rows)
 
 
 def _endless(data: Any, batch: int, once: bool) -> Iterator[Any]:

@@ -126,7 +126,9 @@ def assert_close(
         np.testing.assert_allclose(a, b, rtol=0, atol=limit, err_msg=f"{what}[{i}]")
 
 
-def assert_same_history(actual: dict[str, Any], expected: dict[str, Any], turned: float = 0.0) -> None:
+def assert_same_history(
+    actual: dict[str, Any], expected: dict[str, Any], turned: float = 0.0, tolerance: float = 1e-5
+) -> None:
     """Equal up to rounding; accuracies up to `turned` besides.
 
     A class is the largest output, and in half precision two outputs are often the same but for the last bit of a
@@ -135,7 +137,7 @@ def assert_same_history(actual: dict[str, Any], expected: dict[str, Any], turned
     assert set(actual) == set(expected)
     for name, values in expected.items():
         limit = 1e-6 + turned * ("accuracy" in name)
-        np.testing.assert_allclose(actual[name], values, rtol=1e-5, atol=limit, err_msg=name)
+        np.testing.assert_allclose(actual[name], values, rtol=tolerance, atol=limit, err_msg=name)
 
 
 def programs(model: Any, mode: str = "train") -> list[Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import openipu as ipu
 
 import keras
+import numpy as np
 import pytest
 
 import fuzz
@@ -18,7 +19,7 @@ import random_models
 import replication
 import zoo
 from contract import OPTIMIZERS
-from random_models import Recipe
+from random_models import Recipe, Step
 
 pytestmark = zoo.KERAS_WARNINGS
 
@@ -190,17 +191,65 @@ def trained(model: keras.Model, point: Point, batch: int, rows: int) -> tuple[li
     return weights, history, evaluated, keras.tree.flatten(model.predict(x, batch_size=rows, verbose=0))
 
 
+def assert_same(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    replication.assert_close(actual[0], expected[0], tolerance)
+    replication.assert_same_history(actual[1], expected[1], tolerance=tolerance)
+    replication.assert_same_history(actual[2], expected[2], tolerance=tolerance)
+    replication.assert_close(actual[3], expected[3], tolerance, what="predictions")
+
+
+def magnified(point: Point, expected: Any) -> float:
+    """How far plain Keras gets from its own weights, relative to the largest, if it starts one rounding off."""
+    other = run_plain(point)
+    for variable in other.trainable_variables:
+        variable.assign(variable.numpy() * np.float32(1 + 2**-22))
+    weights = trained(other, point, point.whole, point.batch * point.replicas)[0]
+    pairs = [(np.float64(a), np.float64(b)) for a, b in zip(weights, expected[0], strict=True)]
+    return max(np.abs(a - b).max() / max(1e-2, np.abs(b).max()) for a, b in pairs)
+
+
 def check(point: Point) -> str:
+    """Compare with one device. Where training magnifies rounding, the difference may be as large as that makes it."""
     expected = trained(run_plain(point), point, point.whole, point.batch * point.replicas)
     actual = trained(run_here(point), point, point.batch, point.batch)
-    replication.assert_close(actual[0], expected[0])
-    replication.assert_same_history(actual[1], expected[1])
-    replication.assert_same_history(actual[2], expected[2])
-    replication.assert_close(actual[3], expected[3], what="predictions")
-    stages = (
-        "without stages" if point.stages == 1 else "in automatic stages" if point.cuts is None else "in given stages"
-    )
-    return f"{stages}, {point.replicas} replica{'s' * (point.replicas > 1)}"
+    cut = "automatic" if point.cuts is None else "given"
+    kind = f"{point.replicas} x 1 stage" if point.stages == 1 else f"{point.replicas} x {cut} stages"
+    try:
+        assert_same(actual, expected)
+    except AssertionError:
+        if not 1e-6 < (tolerance := magnified(point, expected)) < 1e-3:
+            raise
+        assert_same(actual, expected, 3 * tolerance)
+        kind = "magnify rounding"
+    return kind
+
+
+# --- what random cases found -----------------------------------------------------------------------------------------
+
+
+def tail_on_replicas(*kinds: str, **changes: Any) -> Point:
+    """Two replicas of two stages, with 2 rows in the last micro-batch of the second replica."""
+    recipe = Recipe((Step("dense"), *map(Step, kinds)), subclassed=changes.pop("subclassed", False))
+    return replace(
+        Point(
+            recipe=recipe, optimizer="sgd", schedule="GPipe", stages=2, cuts=(50, 0, 0), replicas=2, steps=2,
+            method="mean", batch=5, updates=1, rest=7, streamed=False, recompute=False, devices="own", divided=False,
+            results=False,
+        ),
+        **changes,
+    )  # fmt: skip
+
+
+FOUND = {
+    "dropout draws by position in a smaller last batch": tail_on_replicas("dropout"),
+    "predictions with random numbers of a smaller last batch": tail_on_replicas("composite_noise", results=True),
+    "a layer with dropout in a subclassed model is traced again": tail_on_replicas("composite_noise", subclassed=True),
+}
+
+
+@pytest.mark.parametrize("point", FOUND.values(), ids=FOUND.keys())
+def test_found(point: Point) -> None:
+    check(point)
 
 
 @pytest.mark.slow

@@ -102,6 +102,17 @@ class Patch:
             handlers.remove(handler)
             self._leave(owner)
 
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Until the block ends, this thread has no handlers, except those that the block itself puts in place."""
+        handlers = self.handlers()
+        held = handlers[:]
+        handlers.clear()
+        try:
+            yield
+        finally:
+            handlers[:] = held
+
     def _enter(self, owner: object) -> _Installed:
         with _installing:
             installed = self._installed.get(id(owner))

@@ -100,7 +100,7 @@ def on_replica(place: Placement, run: Run, rows: Callable[[StageContext], int]) 
 
     def on_one(weights: Arrays, boundary: Arrays, context: StageContext) -> tuple[Any, StageResults]:
         count = rows(context)
-        with one_of_several(place.replicas, place.batch_norm_group, lambda: count, context.active):
+        with one_of_several(place.replicas, place.batch_norm_group, lambda: count, context.active, context.spot):
             return run(weights, boundary, context)
 
     return on_one

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from openipu.engine.keras_compat import api as keras_api
 from openipu.engine.keras_compat import graph_api
+from openipu.engine.keras_compat.patches import BATCH_MOMENTS, RANDOM_FUNCTIONS
 from openipu.engine.types import Array, Tree
 
 import keras
@@ -98,7 +99,9 @@ def _for_shapes(stage: Stage, inputs: Tree, flat: Sequence[Array]) -> Stage:
     shapes = tuple((tuple(value.shape), str(value.dtype)) for value in flat)
     variants = _variants.setdefault(graph, {})
     if shapes not in variants:
-        again = graph_of(graph.model, inputs, graph.training, graph.opening)
+        # In a program, but about shapes alone: the axis of the replicas does not exist in Keras' own tracing.
+        with RANDOM_FUNCTIONS.suspended(), BATCH_MOMENTS.suspended():
+            again = graph_of(graph.model, inputs, graph.training, graph.opening)
         if [node.key for node in again.nodes if node.is_layer] != [n.key for n in graph.nodes if n.is_layer]:
             raise ValueError(
                 f"`call` of model {graph.model.name!r} uses other layers for inputs {shapes} than for "

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from openipu.engine.core.pipelining import Recompute
+from openipu.engine.core.state import Spot
 from openipu.engine.loop.arrays import is_float
 from openipu.engine.types import Array, Tree
 
@@ -47,6 +48,9 @@ class StageContext(NamedTuple):
     """The stage's own non-trainable variables."""
     metrics: Arrays
     """The variables of the metrics. Only the last stage has them."""
+    spot: Spot | None = None
+    """Where the micro-batch lies in the batch of all replicas, if not side by side with others of its size. None in a
+    backward."""
 
 
 class StageResults(NamedTuple):

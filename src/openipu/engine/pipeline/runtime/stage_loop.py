@@ -8,12 +8,12 @@ from dataclasses import replace
 from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.operation_count import operations
 from openipu.engine.core.pipelining import Pipelining
-from openipu.engine.core.state import Outcome, State
+from openipu.engine.core.state import Outcome, Spot, State
 from openipu.engine.data.slab import Slab
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import REPLICA_AXIS
 from openipu.engine.host_io.step_logs import StepLogs
-from openipu.engine.loop.arrays import fetch, length, own_column, row, zeros
+from openipu.engine.loop.arrays import fetch, length, own_column, row, rows_of, zeros
 from openipu.engine.loop.compile import Function
 from openipu.engine.loop.loop import Loop
 from openipu.engine.loop.remainder import Counts, Form, Job
@@ -115,8 +115,10 @@ class StageLoop(Loop):
         full, result = self._pipeline(table, state, batch)
         small, small_result = None, None
         if tail is not None:
+            count = self._place.replicas.count
+            spot = Spot(jnp.int32(0), count * rows_of(row(body, 0))) if count > 1 else None
             small, small_result = self._pipeline(
-                compile_table(pipelining.single_table()), state, jax.eval_shape(fetch, resident, tail)
+                compile_table(pipelining.single_table()), state, jax.eval_shape(fetch, resident, tail), spot
             )
         count = pipelining.updates.steps if pipelining.training else int(table.forward.micro_batch.max()) + 1
         if form == Form():
@@ -124,10 +126,12 @@ class StageLoop(Loop):
         results = (result, small_result)
         return StagedExecution(form, self._outcome, self._spread, full, small, count, results, self._live)
 
-    def _pipeline(self, table: TableArrays, state: State, batch: Tree) -> tuple[Pipeline, Tree]:
+    def _pipeline(
+        self, table: TableArrays, state: State, batch: Tree, spot: Spot | None = None
+    ) -> tuple[Pipeline, Tree]:
         """The pipeline for one table and one shape of micro-batch, and the shapes of the last stage's results."""
         spread = self._spread
         common, active = spread.slots(state)[1], jax.ShapeDtypeStruct((), bool)
-        context = StageContext(batch, specs_of(common), active, [], specs_of(state.metrics))
+        context = StageContext(batch, specs_of(common), active, [], specs_of(state.metrics), spot)
         recompute = self._pipelining.recompute(self._place.recompute)
         return make_pipeline(table, self._stages, spread, self._accumulation, context, recompute)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from openipu.engine.core.accumulation import Accumulation
-from openipu.engine.core.state import Outcome, State
+from openipu.engine.core.state import Outcome, Spot, State
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.loop.arrays import fetch, is_float, length, row, rows_of
@@ -119,6 +119,8 @@ class _Updates:
             carry, boxes = full.run(weights, optimizer, carry, self._flow(number, whole), boxes)
         if self.of.tail is not None:
             tail = self.of.tail
+            if self.of.outcome.collect == "all":
+                carry = carry._replace(state=self._tail_seeds(carry.state))
             carry, _ = tail.run(weights, optimizer, carry, self._tail_flow(whole), tail.boxes())
         state = state._replace(non_trainable=listed(carry.state), metrics=carry.metrics)
         return (updated(spread, state, carry.total) if training else state), carry.kept, boxes
@@ -149,7 +151,26 @@ class _Updates:
         everywhere = self.of.outcome.collect == "all"
         mine = jnp.asarray(self.remainder.takes_tail(self.of.replicas.index()) | everywhere, jnp.int32)
         share = self._share(whole, self.remainder.tail_rows)
-        return Flow(lambda _: fetch(self.resident, self.tail), 1, mine, share, False, keep)
+        return Flow(lambda _: fetch(self.resident, self.tail), 1, mine, share, False, keep, self._tail_spot())
+
+    def _tail_spot(self) -> Spot | None:
+        """The tail comes after the micro-batches of the `extra` replicas, as it would in one batch."""
+        remainder = self.remainder
+        if remainder.replicas == 1:
+            return None
+        first = jnp.asarray(remainder.extra * remainder.rows, jnp.int32)
+        return Spot(first, remainder.replicas * remainder.rows)
+
+    def _tail_seeds(self, state: Buffers) -> Buffers:
+        """The state with the seeds of the replica that has the tail, for when all replicas compute it.
+
+        That one had no micro-batch in the step of the `extra` replicas, so its seeds are the ones that they used.
+        """
+        replicas = self.of.replicas
+        if replicas.count == 1:
+            return state
+        mine = self.remainder.takes_tail(replicas.index())
+        return {n: a if is_float(a) else replicas.sum(jnp.where(mine, a, jnp.zeros_like(a))) for n, a in state.items()}
 
     def _share(self, whole: Array, rows: int) -> Array:
         """How often each gradient of a micro-batch with `rows` rows counts."""

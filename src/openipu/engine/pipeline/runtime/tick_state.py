@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from openipu.engine.core.state import Spot
 from openipu.engine.loop.remainder import Number
 from openipu.engine.types import Array, Scalar, Tree
 
@@ -50,6 +51,8 @@ class Flow(NamedTuple):
     """Whether every replica has all of them."""
     keep: Callable[[Tree, Array, Tree, Array, list[Array]], Tree]
     """`keep(kept, m, result, active, metrics)` returns `kept` with the results of micro-batch m."""
+    spot: Spot | None = None
+    """Where a tail lies in the batch of all replicas."""
 
 
 class Fixed(NamedTuple):

@@ -109,7 +109,7 @@ class Pipeline:
             active = m < flow.mine
             boundary = self.mail.get(writes.get("mailbox", live.mailbox), actions.input[stage], traced.receives)
             state = self.state.packing.read(live.carry.state | writes["state"], state_slots)
-            context = StageContext(flow.batch(m), fixed.optimizer, active, state, writes.get("metrics", []))
+            context = StageContext(flow.batch(m), fixed.optimizer, active, state, writes.get("metrics", []), flow.spot)
             values = self.weights.packing.read(fixed.weights, weight_slots)
             if traced.derivative is not None:
                 out, results, kept = self._fast(traced.derivative.forward)(values, boundary, context)
