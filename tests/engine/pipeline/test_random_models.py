@@ -213,7 +213,8 @@ def check(point: Point) -> str:
     expected = trained(run_plain(point), point, point.whole, point.batch * point.replicas)
     actual = trained(run_here(point), point, point.batch, point.batch)
     cut = "automatic" if point.cuts is None else "given"
-    kind = f"{point.replicas} x 1 stage" if point.stages == 1 else f"{point.replicas} x {cut} stages"
+    stages = "without stages" if point.stages == 1 else f"in {cut} stages"
+    kind = f"{stages} (replicas: {point.replicas})"
     try:
         assert_same(actual, expected)
     except AssertionError:
