@@ -11,8 +11,10 @@ input gradient share that of the kernel. The compiler sees equal expressions and
 
 [Note: rounding of Winograd] Rounding errors grow with the tile and the number of channels. With the points 0,
 +-1/sqrt 2, +-sqrt 2 and up to 64 channels, the largest error of a float32 result is 0.5e-6 to 1.6e-6 of its largest
-entry, compared with 0.5e-6 for a plain sum. The usual points 0, +-1, +-2 would lead to 4e-6. With n = 4, the error is
-that of a plain sum. An infinity in the input turns its whole tile into NaN.
+entry, compared with 0.5e-6 for a plain sum. The usual points 0, +-1, +-2 would lead to 4e-6. The root mean square is
+2.0 to 2.6 times that of XLA's own convolution. Most of it comes from the sums over channels. Adding these up in two
+halves would reduce it, but takes 20 to 45 % longer. With n = 4, the error is that of a plain sum. An infinity in the
+input turns its whole tile into NaN.
 """
 
 from __future__ import annotations
