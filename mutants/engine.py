@@ -457,8 +457,8 @@ HOST = [
     mutant(
         "errors-of-live-callbacks-are-lost",
         "engine/host_io/step_logs.py",
-        "            self.error = error\n        self._thread = None",
-        "            del error\n        self._thread = None",
+        "            self.error = error\n        self._execution = None",
+        "            del error\n        self._execution = None",
         f"{LIVE}::test_an_error_in_a_callback_is_raised_and_the_model_lives_on",
     ),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
@@ -43,4 +44,15 @@ def fail(error: Exception, code: int) -> NoReturn:
 
     # Lists in square brackets are part of the message.
     make_console(stderr=True).print(f"[bold red]Error:[/] {escape(str(error))}", soft_wrap=True)
+    _forget_output()
     raise typer.Exit(code) from error
+
+
+def _forget_output() -> None:
+    """Drop output that cannot be written. Python would try again at its end, and fail with a code of its own."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
