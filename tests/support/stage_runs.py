@@ -14,6 +14,16 @@ import jax
 import keras
 import numpy as np
 
+from zoo import policy
+
+
+def made(case: Any) -> tuple[keras.Model, Any]:
+    """The model of a case, with the same weights each time, and inputs for it."""
+    keras.utils.set_random_seed(3)
+    with policy(case.policy):
+        model = case.make()
+    return model, case.inputs(np.random.default_rng(1))
+
 
 def evenly(graph: Graph, count: int) -> list[int | None]:
     """The layers in equal parts; operations go where they can."""

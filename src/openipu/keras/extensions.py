@@ -40,29 +40,17 @@ class ModelExtension(PipeliningExtension):
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Train the model. Each launch of the compiled program runs `steps_per_execution` steps."""
-        with self._ipu_session.using("fit"):
-            if self._ipu_session.left_to_keras("train"):
-                with interruptible():
-                    return super().fit(*args, **kwargs)  # type: ignore[misc]
-            return run.fit(self._ipu_session, *args, **kwargs)
+        return self._ipu_run("train", run.fit, super().fit, args, kwargs)  # type: ignore[misc]
 
     @functools.wraps(keras.Model.evaluate)
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Compute losses and metrics over the data."""
-        with self._ipu_session.using("evaluate"):
-            if self._ipu_session.left_to_keras("test"):
-                with interruptible():
-                    return super().evaluate(*args, **kwargs)  # type: ignore[misc]
-            return run.evaluate(self._ipu_session, *args, **kwargs)
+        return self._ipu_run("test", run.evaluate, super().evaluate, args, kwargs)  # type: ignore[misc]
 
     @functools.wraps(keras.Model.predict)
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the outputs for every row of the data, in order."""
-        with self._ipu_session.using("predict"):
-            if self._ipu_session.left_to_keras("predict"):
-                with interruptible():
-                    return super().predict(*args, **kwargs)  # type: ignore[misc]
-            return run.predict(self._ipu_session, *args, **kwargs)
+        return self._ipu_run("predict", run.predict, super().predict, args, kwargs)  # type: ignore[misc]
 
     @functools.wraps(keras.Model.train_on_batch)
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
@@ -78,6 +66,21 @@ class ModelExtension(PipeliningExtension):
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the outputs for a single batch."""
         return self._on_batch("predict_on_batch", *args, **kwargs)
+
+    def _ipu_run(
+        self,
+        mode: Mode,
+        ours: Callable[..., Any],
+        of_keras: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        session = self._ipu_session
+        with session.using(ours.__name__):
+            if session.left_to_keras(mode):
+                with interruptible():
+                    return of_keras(*args, **kwargs)
+            return ours(session, *args, **kwargs)
 
     def _on_batch(self, call: str, *args: Any, **kwargs: Any) -> Any:
         # Keras takes the state from the variables and puts it back. Ctrl-C in between would lose it.

@@ -85,16 +85,22 @@ def press_when(name: str, after: float, times: int = 1) -> threading.Event:
     return stop
 
 
-@pytest.mark.parametrize("live", [False, True])
-def test_pressed_when_the_variables_are_empty(monkeypatch: pytest.MonkeyPatch, live: bool) -> None:
-    real, model = Loop.execute, make_model(live)
+def press_after(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Press Ctrl-C whenever this method of a loop has ended."""
+    real = getattr(Loop, method)
 
     def pressed(*args: Any) -> Any:
         result = real(*args)
         signal.raise_signal(signal.SIGINT)
         return result
 
-    monkeypatch.setattr(Loop, "execute", pressed)
+    monkeypatch.setattr(Loop, method, pressed)
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_pressed_when_the_variables_are_empty(monkeypatch: pytest.MonkeyPatch, live: bool) -> None:
+    model = make_model(live)
+    press_after(monkeypatch, "execute")
     with pytest.raises(KeyboardInterrupt):
         model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
     monkeypatch.undo()
@@ -105,14 +111,8 @@ def test_pressed_when_the_variables_are_empty(monkeypatch: pytest.MonkeyPatch, l
 
 @pytest.mark.parametrize("call", ["train_on_batch", "test_on_batch"])
 def test_pressed_during_a_single_batch(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    real, model = Loop.execute_one, make_model()
-
-    def pressed(*args: Any) -> Any:
-        result = real(*args)
-        signal.raise_signal(signal.SIGINT)
-        return result
-
-    monkeypatch.setattr(Loop, "execute_one", pressed)
+    model = make_model()
+    press_after(monkeypatch, "execute_one")
     with pytest.raises(KeyboardInterrupt):
         getattr(model, call)(X[:4], Y[:4])
     monkeypatch.undo()

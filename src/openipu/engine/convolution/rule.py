@@ -95,6 +95,8 @@ A 3x3 kernel from 28x28x1 to 32 channels takes 0.27 ms that way and 1.06 ms as a
 """
 FEW_OUTPUTS = 8
 """`FEW_PRODUCTS` applies from this many output channels on: they fill the vector registers."""
+FEW_PLACES = 16
+"""... and from this many output places on. Weight gradients of small images have fewer."""
 CHEAP_PRODUCTS = 12
 """Up to this many products per output are cheaper to repeat for a second reader than to store."""
 NARROW = 3
@@ -250,7 +252,7 @@ def _few_products(geo: Geometry) -> bool:
     products = prod(geo.kernel) * geo.features_in
     if prod(geo.kernel) == 1 and products > NARROW:
         return False  # a matrix product as it is
-    wide = geo.features_out >= FEW_OUTPUTS and prod(geo.out) >= max(prod(geo.kernel), WINOGRAD_PLACES)
+    wide = geo.features_out >= FEW_OUTPUTS and prod(geo.out) >= max(prod(geo.kernel), FEW_PLACES)
     return geo.groups == 1 and 1 < products <= FEW_PRODUCTS and wide and max(geo.lhs_dilation) == 1
 
 

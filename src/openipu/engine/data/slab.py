@@ -67,14 +67,15 @@ def _dense(leaf: object) -> np.ndarray:
     return np.asarray(leaf.todense() if hasattr(leaf, "todense") else leaf)
 
 
-def spec_of(batch: Tree) -> tuple[jax.tree_util.PyTreeDef, list[tuple[tuple[int, ...], np.dtype]]]:
-    """The structure, shapes and dtypes of a batch, to compare batches by."""
-    return jax.tree.structure(batch), [(a.shape, a.dtype) for a in jax.tree.leaves(batch)]
+def shapes_of(tree: Tree) -> tuple[jax.tree_util.PyTreeDef, tuple[tuple[tuple[int, ...], np.dtype], ...]]:
+    """The structure, shapes and dtypes of arrays, to compare batches by and to look up programs by."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((a.shape, np.dtype(a.dtype)) for a in leaves)
 
 
 def is_tail(batch: Tree, full: Tree) -> bool:
     """Whether `batch` is `full` with fewer rows."""
-    if full is None or spec_of(batch)[0] != spec_of(full)[0]:
+    if full is None or shapes_of(batch)[0] != shapes_of(full)[0]:
         return False
     pairs = list(zip(jax.tree.leaves(batch), jax.tree.leaves(full), strict=True))
     return all(

@@ -16,7 +16,7 @@ import numpy as np
 
 from . import adapters
 from .position import Position, Random, random, set_random
-from .slab import Slab, as_arrays, is_tail, send_slab, spec_of, stack_rows
+from .slab import Slab, as_arrays, is_tail, send_slab, shapes_of, stack_rows
 
 
 class Pass(Protocol):
@@ -227,7 +227,7 @@ class _StreamPass:
         """Up to `steps` batches of one shape, and the batch of another shape that followed them, if there was one."""
         alike: list[Tree] = []
         for batch in itertools.islice(self._batches, steps):
-            if (not alike and is_tail(batch, self._full)) or (alike and spec_of(batch) != spec_of(alike[0])):
+            if (not alike and is_tail(batch, self._full)) or (alike and shapes_of(batch) != shapes_of(alike[0])):
                 return alike, batch
             alike.append(batch)
         return alike, None

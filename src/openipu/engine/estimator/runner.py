@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from openipu import _validate as validate
 from openipu.engine.checkpoint import Checkpoints, refuse_foreign
@@ -25,6 +26,7 @@ from openipu.engine.core.update_rules import check_accumulation
 from openipu.engine.core.wrapped_optimizer import chain
 from openipu.engine.data.feed import Feed
 from openipu.engine.data.make_feed import make_feed
+from openipu.engine.data.slab import shapes_of
 from openipu.engine.devices import systems
 from openipu.engine.devices.launching import Wait
 from openipu.engine.devices.placement import Placement, placement_on
@@ -52,6 +54,19 @@ log = logging.getLogger("openipu")
 
 Params = dict[str, Any]
 """What a user passes on to model_fn and input_fn."""
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _exclusive(method: Callable[Concatenate[EstimatorRunner, P], R]) -> Callable[Concatenate[EstimatorRunner, P], R]:
+    """The method, during which other threads cannot use the estimator."""
+
+    @functools.wraps(method)
+    def call(self: EstimatorRunner, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._using(method.__name__):
+            return method(self, *args, **kwargs)
+
+    return call
 
 
 class EstimatorRunner:
@@ -78,7 +93,7 @@ class EstimatorRunner:
 
     def program(self, mode: str, batch: Tree, place: Placement, params: Params) -> ModelProgram:
         """The program for batches like this one. It is made once and then kept."""
-        key = (mode, place, _shapes_of(batch))
+        key = (mode, place, shapes_of(batch))
         self._programs = {k: program for k, program in self._programs.items() if k[1].generation == place.generation}
         if key not in self._programs:
             self._programs[key] = self._make_program(mode, batch, place, params)
@@ -199,6 +214,7 @@ class EstimatorRunner:
 
     # --- running
 
+    @_exclusive
     def train(
         self,
         input_fn: Callable[..., Data],
@@ -209,18 +225,6 @@ class EstimatorRunner:
         listeners: Sequence[CheckpointSaverListener],
     ) -> None:
         """Train for `steps` more steps, or until the global step is `max_steps`."""
-        with self._using("train"):
-            self._train(input_fn, params, hooks, steps, max_steps, listeners)
-
-    def _train(
-        self,
-        input_fn: Callable[..., Data],
-        params: Params,
-        hooks: Sequence[SessionRunHook],
-        steps: int | None,
-        max_steps: int | None,
-        listeners: Sequence[CheckpointSaverListener],
-    ) -> None:
         place, checkpoints = self.place(), self.checkpoints()
         self._refuse_foreign(checkpoints)
         problem = saving.open_for_run(checkpoints, self.model_dir)
@@ -245,6 +249,7 @@ class EstimatorRunner:
         finally:
             checkpoints.close()
 
+    @_exclusive
     def evaluate(
         self,
         input_fn: Callable[..., Data],
@@ -255,18 +260,6 @@ class EstimatorRunner:
         name: str | None,
     ) -> Logs:
         """The loss, the metrics and the global step of a checkpoint."""
-        with self._using("evaluate"):
-            return self._evaluate(input_fn, params, steps, hooks, path, name)
-
-    def _evaluate(
-        self,
-        input_fn: Callable[..., Data],
-        params: Params,
-        steps: int | None,
-        hooks: Sequence[SessionRunHook],
-        path: Path | None,
-        name: str | None,
-    ) -> Logs:
         run = self._run("eval", input_fn, params, hooks, path, steps)
         results = [result for results in run.launched() for result in results]
         if steps is not None and run.steps < steps:
@@ -372,11 +365,6 @@ def _values(logs: Logs) -> Logs:
 
 def _line(logs: Logs) -> str:
     return ", ".join(f"{name} = {value}" for name, value in logs.items() if name != "global_step")
-
-
-def _shapes_of(batch: Tree) -> tuple[object, ...]:
-    leaves, structure = jax.tree.flatten(batch)
-    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 def single_examples(blocks: Iterator[Tree], limit: int | None) -> Iterator[Tree]:

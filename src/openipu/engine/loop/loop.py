@@ -15,7 +15,7 @@ from typing import Any
 
 from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.state import Outcome, State
-from openipu.engine.data.slab import Slab
+from openipu.engine.data.slab import Slab, shapes_of
 from openipu.engine.devices.launching import in_turn
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
@@ -92,7 +92,7 @@ class Loop(abc.ABC):
         """Run one slab, in one launch, or in two if it has a remainder. `launch` may replace the call of a program."""
         if slab.body is None:
             slab = _single(slab.tail, self._place.replicas)
-        fixed, replicas = _shapes((state, resident, slab.body)), self._place.replicas
+        fixed, replicas = shapes_of((state, resident, slab.body)), self._place.replicas
         jobs = self._jobs(Counts(0, *divmod(slab.count, replicas.count)), slab)
         # All programs first: the first launch uses up the state, which must not be lost if a second program fails.
         calls = [
@@ -113,13 +113,13 @@ class Loop(abc.ABC):
 
     def _program(self, fixed: Tree, state: State, resident: Tree, body: Tree, job: Job) -> CompiledProgram:
         """The program for jobs like this one, compiled if there is none yet."""
-        key = (fixed, _shapes(job.tail), job.form)
+        key = (fixed, shapes_of(job.tail), job.form)
         if key not in self.programs:
             self.programs[key] = self._compile(state, resident, body, job)
         return self.programs[key]
 
     def _compile(self, state: State, resident: Tree, body: Tree, job: Job) -> CompiledProgram:
-        log.debug("%s: compiling for slabs of %s, %s", self._name, _shapes(body), job.form)
+        log.debug("%s: compiling for slabs of %s, %s", self._name, shapes_of(body), job.form)
         specs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (state, resident, body))
         return compile_program(
             self._name,
@@ -140,11 +140,3 @@ def _single(batch: Tree, replicas: Replicas) -> Slab:
     shape = (1, replicas.count)
     body = jax.tree.map(lambda a: np.broadcast_to(np.asarray(a), (*shape, *np.shape(a))), batch)
     return Slab(0, 1, jax.device_put(body, replicas.split(1)), None)
-
-
-def _shapes(tree: Tree) -> Tree:
-    """A hashable description of the arrays in `tree`, or None for None."""
-    if tree is None:
-        return None
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, tuple((a.shape, np.dtype(a.dtype)) for a in leaves)

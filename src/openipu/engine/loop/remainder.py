@@ -77,6 +77,12 @@ class Job(NamedTuple):
     counts: Counts
     tail: Tree = None
 
+    @classmethod
+    def of_rest(cls, rest: Counts, tail: Tree) -> list[Job]:
+        """The job of what is left over after whole updates, if anything is."""
+        turns = bool(rest.steps or rest.extra)
+        return [cls(Form(turns=turns), rest, tail)] if turns or tail is not None else []
+
 
 @dataclass(frozen=True, slots=True)
 class Remainder:

@@ -50,8 +50,7 @@ class ReplicaLoop(Loop):
         whole, rest = counts.split(size)
         full = prefers_known_length(self._place.replicas.platform) and whole.steps // size == length(slab.body) // size
         jobs = [Job(Form("all" if full else "any"), whole)] if whole.steps else []
-        turns = bool(rest.steps or rest.extra)
-        return [*jobs, Job(Form(turns=turns), rest, slab.tail)] if turns or slab.tail is not None else jobs
+        return [*jobs, *Job.of_rest(rest, slab.tail)]
 
     def _execution(self, state: State, resident: Tree, body: Tree, job: Job) -> Function:
         replicas, axes = self._place.replicas, self._spread.axes(state)

@@ -19,16 +19,7 @@ import pytest
 from keras import layers, ops
 
 import composite_zoo as zoo
-from stage_runs import Result, equal, evenly, reference, run_all
-from zoo import policy
-
-
-def make(name: str) -> tuple[keras.Model, Any]:
-    case = zoo.MODELS[name]
-    keras.utils.set_random_seed(3)
-    with policy(case.policy):
-        model = case.make()
-    return model, case.inputs(np.random.default_rng(1))
+from stage_runs import Result, equal, evenly, made, reference, run_all
 
 
 def ours(layer: keras.Layer) -> bool:
@@ -58,7 +49,7 @@ BOTH = ("noise", "masked")
     + [pytest.param(n, False, marks=[] if n in BOTH else pytest.mark.slow) for n in zoo.MODELS],
 )
 def test_parts_give_what_the_layer_gives(name: str, training: bool) -> None:
-    model, x = make(name)
+    model, x = made(zoo.MODELS[name])
     graph = opened(model, x, training)
     assert not graph.refused
     inside = {

@@ -19,20 +19,11 @@ import pytest
 from keras import layers, ops
 
 import pipeline_zoo as zoo
-from stage_runs import equal, evenly, reference, run_all
-from zoo import policy
-
-
-def make(name: str) -> tuple[keras.Model, Any]:
-    case = zoo.MODELS[name]
-    keras.utils.set_random_seed(3)
-    with policy(case.policy):
-        model = case.make()
-    return model, case.inputs(np.random.default_rng(1))
+from stage_runs import equal, evenly, made, reference, run_all
 
 
 def stages_of(name: str, count: int, training: bool = True) -> tuple[tuple[Stage, ...], Any]:
-    model, x = make(name)
+    model, x = made(zoo.MODELS[name])
     graph = graph_of(model, x, training)
     return split(graph, evenly(graph, count)), x
 
@@ -47,7 +38,7 @@ BOTH = ("subclassed", "mixed_inside", "masked_subclassed")
     + [pytest.param(n, False, marks=[] if n in BOTH else pytest.mark.slow) for n in zoo.MODELS],
 )
 def test_stages_give_what_the_model_gives(name: str, training: bool) -> None:
-    model, x = make(name)
+    model, x = made(zoo.MODELS[name])
     graph = graph_of(model, x, training)
     most = min(4, sum(node.is_layer for node in graph.nodes))
     cuts = [split(graph, evenly(graph, count)) for count in {2, most}]
@@ -144,7 +135,7 @@ def test_a_traced_model_is_traced_again_for_other_shapes() -> None:
 
 
 def test_tracing_leaves_no_traces() -> None:
-    model, x = make("subclassed")
+    model, x = made(zoo.MODELS["subclassed"])
     before = [(len(la._inbound_nodes), len(la._outbound_nodes)) for la in model._flatten_layers()]
     value = model.blocks[0].kernel.value
     graph_of(model, x)
@@ -184,7 +175,7 @@ def test_a_model_is_traced_while_its_variables_are_empty() -> None:
 
 
 def test_what_call_does_with_layers_is_in_the_order_of_calls() -> None:
-    model, x = make("subclassed")
+    model, x = made(zoo.MODELS["subclassed"])
     names = [str(node) for node in graph_of(model, x).nodes if node.is_layer]
     inside = model.head.name
     assert [name.split("/")[0] for name in names] == [

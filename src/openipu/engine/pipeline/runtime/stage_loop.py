@@ -54,7 +54,7 @@ class StageLoop(Loop):
             return [Job(everything, counts)]
         whole, rest = counts.split(self._accumulation.steps)
         jobs = [Job(everything, whole)] if whole.steps else []
-        return [*jobs, Job(Form(turns=bool(rest.steps or rest.extra)), rest, slab.tail)]
+        return [*jobs, *Job.of_rest(rest, slab.tail)]
 
     def _execution(self, state: State, _resident: Tree, _body: Tree, job: Job) -> Function:
         replicas, specs = self._place.replicas, self._spread.specs(state)
