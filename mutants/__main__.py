@@ -177,7 +177,8 @@ def _mistaken(copy: Path, mutant: Mutant | None) -> Iterator[None]:
 
 def _pytest(copy: Path, selection: Sequence[str]) -> tuple[int | None, float, str]:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "--durations=0", "-p", "no:cacheprovider"]
-    environment = os.environ | {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    path = os.pathsep.join([str(copy / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     began = time.monotonic()
     process = subprocess.Popen(
         [*command, *selection], cwd=copy, env=environment, text=True, start_new_session=True,

@@ -1,12 +1,12 @@
 """Checkpoints are complete or not there, and training that goes on from one ends with the same bits."""
 
+import os
 import random
 import re
 import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import openipu as ipu
 from openipu.engine.checkpoint import Checkpoints
@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 import replication
+import trainee
 import zoo
 from trees import equal
 
 pytestmark = zoo.KERAS_WARNINGS
-TRAINEE = Path(__file__).parents[2] / "support" / "trainee.py"
+KILLS = int(os.environ.get("OPENIPU_KILLS", "10"))
 X = np.random.default_rng(0).random((101, 6), np.float32)
 Y = (X.sum(1) > 3).astype(np.int32)
 
@@ -279,9 +280,9 @@ def test_what_cannot_go_on_says_why(tmp_path):
 # --- killed ----------------------------------------------------------------------------------------------------------
 
 
-def start(folder):
+def start(folder, kind):
     """A run that has begun to train."""
-    run = subprocess.Popen([sys.executable, str(TRAINEE), str(folder)], stdout=subprocess.PIPE, text=True)
+    run = subprocess.Popen([sys.executable, trainee.__file__, str(folder), kind], stdout=subprocess.PIPE, text=True)
     assert run.stdout.readline().startswith("epoch ")
     return run
 
@@ -291,15 +292,19 @@ def end_of(run):
     return run.communicate(timeout=300)[0].splitlines()[-1]
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
-def test_a_killed_run_ends_with_the_same_bytes(tmp_path, kills):
-    run, begin = start(tmp_path / "whole"), time.monotonic()
+MANY = [pytest.param(kind, KILLS, seed, marks=pytest.mark.slow) for kind in trainee.KINDS for seed in (1, 2)]
+
+
+@pytest.mark.parametrize(("kind", "kills", "seed"), [("plain", 2, 3), *MANY])
+def test_a_killed_run_ends_with_the_same_bytes(tmp_path, kind, kills, seed):
+    """Set OPENIPU_KILLS to the number of kills in each of the slow cases."""
+    run, begin = start(tmp_path / "whole", kind), time.monotonic()
     whole, seconds = end_of(run), time.monotonic() - begin
     assert whole.startswith("ended ")
-    # The first two kills are after about a quarter and about half of the run.
-    chance, folder, went_on = random.Random(3), tmp_path / "killed", 0
+    # With seed 3 the two kills are after about a quarter and about half of the run.
+    chance, folder, went_on = random.Random(seed), tmp_path / "killed", 0
     for _ in range(kills):
-        run = start(folder)
+        run = start(folder, kind)
         time.sleep(chance.random() * seconds)
         run.kill()
         last = [line for line in run.communicate()[0].splitlines() if line.startswith("ended ")]
@@ -310,7 +315,7 @@ def test_a_killed_run_ends_with_the_same_bytes(tmp_path, kills):
             went_on += 1
             Checkpoints(folder).restore({"fit": None})  # a damaged one would be a warning, which is an error here
     assert went_on, "some runs left a checkpoint"
-    assert end_of(start(folder)) == whole
+    assert end_of(start(folder, kind)) == whole
 
 
 def test_a_fit_inside_a_callback_leaves_the_outer_checkpoint_on(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -43,6 +44,7 @@ pytestmark = zoo.KERAS_WARNINGS
 
 
 STEPS = 8
+KILLS = int(os.environ.get("OPENIPU_KILLS", "10"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -124,7 +126,10 @@ estimator(sys.argv[1], save_checkpoints_steps=4).train(looped(), hooks=[Slowly()
 
 @pytest.mark.slow
 def test_killed_training_ends_with_the_same_bytes(tmp_path):
-    """Killed without warning, also while saving, a training goes on from a whole checkpoint to the same end."""
+    """Killed without warning, also while saving, a training goes on from a whole checkpoint to the same end.
+
+    Set OPENIPU_KILLS to the number of kills.
+    """
     rng = random.Random(1)
 
     def run(folder, seconds):
@@ -142,7 +147,7 @@ def test_killed_training_ends_with_the_same_bytes(tmp_path):
 
     assert run(tmp_path / "whole", 300)
     ended = kills = 0
-    while kills < 50:
+    while kills < KILLS:
         folder = tmp_path / f"killed-{ended}"
         if run(folder, rng.uniform(0.1, 1.0)):
             assert_same(estimator(folder), estimator(tmp_path / "whole"))
