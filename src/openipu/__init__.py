@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         data,
         dataset_benchmark,
         datasets,
+        distributed,
         errors,
         estimator,
         gradient_accumulation,
@@ -58,6 +59,7 @@ __all__ = [
     "data",
     "dataset_benchmark",
     "datasets",
+    "distributed",
     "errors",
     "estimator",
     "gradient_accumulation",
@@ -131,3 +133,7 @@ def __getattr__(name: str) -> ModuleType:
 def __dir__() -> list[str]:
     """List the public names, whether loaded yet or not."""
     return sorted({*globals(), *__all__})
+
+
+if "OPENIPU_COORDINATOR" in os.environ:  # set by `openipu launch`; the group has to be formed before JAX is used
+    importlib.import_module(f"{__name__}.engine.devices.group").join()

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from openipu import _validate as validate
 from openipu.engine.core.update_rules import round_up
+from openipu.engine.devices import group
 from openipu.engine.devices.memory import RESIDENT_SHARE, SLAB_SHARE, free_memory
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
@@ -22,6 +23,7 @@ import keras
 
 from .adapters import adapter_of, resident_bytes
 from .feed import Feed
+from .position import follow_first
 from .sources import ArraySource, Source, StreamSource
 
 log = logging.getLogger("openipu")
@@ -55,7 +57,11 @@ def make_feed(
     adapter = adapter_of(
         x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps, shuffle=shuffle, class_weight=class_weight
     )
-    source = _source(adapter, where.replicas)
+    if where.own_data and steps is not None:
+        steps = sum(group.exchange("steps", steps))
+    elif not where.replicas.is_local and not where.own_data:
+        follow_first()
+    source = _source(adapter, where)
     wanted = steps_per_execution * where.replicas.count
     return Feed(source, _width(source, wanted, steps, where.replicas, accumulated), steps)
 
@@ -69,7 +75,10 @@ def limited(name: str, limit: int | None, value: Count, told: bool = False) -> C
     return limit
 
 
-def _source(adapter: keras_api.DataAdapter, replicas: Replicas) -> Source:
+def _source(adapter: keras_api.DataAdapter, where: Placement) -> Source:
+    replicas = where.replicas
+    if where.own_data:
+        return StreamSource(adapter, replicas, own_data=True)
     if not isinstance(adapter, keras_api.ArrayDataAdapter):
         return StreamSource(adapter, replicas)
     size = resident_bytes(adapter)
@@ -85,12 +94,15 @@ def _width(source: Source, wanted: int, steps: int | None, replicas: Replicas, a
     width = wanted if ends is None else min(wanted, round_up(ends, replicas.count))
     if width <= unit:
         return width
-    most = max(1, int(SLAB_SHARE * free_memory(replicas)) // max(1, source.batch_bytes()))
+    size = source.batch_bytes()
+    if not replicas.is_local:
+        size = max(group.exchange("bytes of a batch", size))
+    most = max(1, int(SLAB_SHARE * free_memory(replicas)) // max(1, size))
     if width <= most:
         return width
     most = max(unit, most - most % unit)
     log.info(
         "an execution takes %d steps instead of %d: more batches of %d bytes do not fit in %.0f %% of free memory",
-        most // replicas.count, width // replicas.count, source.batch_bytes(), 100 * SLAB_SHARE,
+        most // replicas.count, width // replicas.count, size, 100 * SLAB_SHARE,
     )  # fmt: skip
     return most

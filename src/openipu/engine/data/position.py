@@ -13,6 +13,8 @@ import random as python
 import sys
 from typing import Any
 
+from openipu.engine.devices import group
+
 import numpy as np
 
 Random = dict[str, Any]
@@ -84,6 +86,12 @@ def set_random(state: Random | None) -> None:
     if "torch" in state and "torch" in sys.modules:
         torch = importlib.import_module("torch")
         torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
+
+
+def follow_first() -> None:
+    """Let the random numbers of this process continue as those of instance 0 do, so that all shuffle alike."""
+    state = group.of_first("the random state", _text(random()))
+    set_random(_state(state))
 
 
 def _rescale(batches: int, old: int, new: int) -> int:

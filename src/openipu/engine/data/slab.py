@@ -55,7 +55,7 @@ def send_slab(begin: int, count: int, body: Tree, tail: Tree, replicas: Replicas
     dealt = jax.tree.map(lambda a: a.reshape(-1, replicas.count, *a.shape[1:]), body)
     if replicas.count == 1 and sum(a.nbytes for a in jax.tree.leaves((dealt, tail))) <= SMALL_SLAB:
         return Slab(begin, count, dealt, tail)
-    return Slab(begin, count, jax.device_put(dealt, replicas.split(1)), jax.device_put(tail, replicas.everywhere()))
+    return Slab(begin, count, replicas.send(dealt, 1), replicas.send(tail))
 
 
 def as_arrays(batch: Tree) -> Tree:

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Protocol
 
+from openipu.engine.devices import group
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.keras_compat import api as keras_api
 from openipu.engine.types import Tree
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 
 from . import adapters
+from .own_parts import OwnParts
 from .position import Position, Random, random, set_random
 from .slab import Slab, as_arrays, is_tail, send_slab, shapes_of, stack_rows
 
@@ -72,7 +74,7 @@ class ArraySource:
         self.num_batches: int | None = adapter.num_batches
         self.changes = False
         self.host: Tree = keras_api.converted_arrays(adapter)
-        self.resident: Tree = jax.device_put(self.host, replicas.everywhere())
+        self.resident: Tree = replicas.send(self.host)
 
     def start(self, width: int) -> _ArrayPass:
         """Start a pass in a new order."""
@@ -136,12 +138,15 @@ class StreamSource:
     whichever of the two comes next.
     """
 
-    def __init__(self, adapter: keras_api.DataAdapter, replicas: Replicas) -> None:
-        self._adapter, self._replicas = adapter, replicas
+    def __init__(self, adapter: keras_api.DataAdapter, replicas: Replicas, own_data: bool = False) -> None:
+        self._adapter, self._replicas, self._own_data = adapter, replicas, own_data
         arrays = isinstance(adapter, keras_api.ArrayDataAdapter)
         self.host: Tree = keras_api.adapted_arrays(adapter) if arrays else None
         self.resident: Tree = None
         self.num_batches: int | None = adapter.num_batches
+        if own_data:
+            counts = group.exchange("the number of batches", adapter.num_batches)
+            self.num_batches = None if None in counts else sum(counts)
         self.batch_size: int | None = adapter.batch_size
         self.changes = adapters.changes(adapter)
         self._peeked: tuple[Tree, Iterator[Tree]] | None = None
@@ -152,7 +157,7 @@ class StreamSource:
         if not peeked:
             self.opened = random()
         batches = itertools.chain([peeked[0]], peeked[1]) if peeked else adapters.batches(self._adapter)
-        return _StreamPass(batches, width, self._replicas)
+        return _StreamPass(batches, width, self._replicas, OwnParts(self._replicas) if self._own_data else None)
 
     def replay(self, position: Position) -> None:
         """End as many epochs, and open the data as many times, as happened before `position`.
@@ -201,25 +206,29 @@ class StreamSource:
 
 
 class _StreamPass:
-    def __init__(self, batches: Iterator[Tree], width: int, replicas: Replicas) -> None:
+    def __init__(self, batches: Iterator[Tree], width: int, replicas: Replicas, parts: OwnParts | None) -> None:
         self._batches: Iterator[Tree] = map(as_arrays, batches)
-        self._width, self._replicas = width, replicas
+        self._width, self._replicas, self._parts = width, replicas, parts
         self._full: Tree = None
 
     def take(self, begin: int, steps: int) -> Slab | None:
-        alike, other = self._read(steps)
-        if not alike and other is None:
-            return None
+        own = steps if self._parts is None else self._parts.share(steps)
+        alike, other = self._read(own)
         if alike:
             self._full = alike[0]
-        tail = other if len(alike) < steps and is_tail(other, self._full) else None
+        tail = other if len(alike) < own and is_tail(other, self._full) else None
         if other is not None and tail is None:
             self._batches = itertools.chain([other], self._batches)
+        if self._parts is not None:
+            return self._parts.slab(begin, steps, self._width, alike, tail, self._full)
+        if not alike and tail is None:
+            return None
         body = jax.tree.map(lambda *rows: stack_rows(rows, self._width), *alike) if alike else None
         return send_slab(begin, len(alike), body, tail, self._replicas)
 
     def skip(self, steps: int) -> None:
-        for batch in itertools.islice(self._batches, steps):
+        own = steps if self._parts is None else self._parts.share(steps)
+        for batch in itertools.islice(self._batches, own):
             if not is_tail(batch, self._full):
                 self._full = batch
 

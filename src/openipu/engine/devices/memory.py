@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 
+import jax
+
+from . import group
 from .replicas import Replicas
 
 RESIDENT_SHARE = 0.3
@@ -13,8 +16,14 @@ SLAB_SHARE = 0.1
 
 
 def free_memory(replicas: Replicas) -> int:
-    """Free bytes on each device. Devices without memory of their own share the host's."""
-    stats = replicas.devices[0].memory_stats() or {}
+    """Free bytes on each device: in a group of processes, where there is least."""
+    return _free(replicas) if replicas.is_local else min(group.exchange("free memory", _free(replicas)))
+
+
+def _free(replicas: Replicas) -> int:
+    """Free bytes on each device of this process. Devices without memory of their own share the host's."""
+    own = [device for device in replicas.devices if device.process_index == jax.process_index()]
+    stats = own[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // replicas.count
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // max(1, len(own) // replicas.each)

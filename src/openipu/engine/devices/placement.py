@@ -28,6 +28,8 @@ class Placement:
     compiler_options: tuple[tuple[str, str], ...]
     dump_folder: Path | None
     batch_norm_group: int
+    own_data: bool = False
+    """Whether each process reads its own part of the data."""
 
 
 def placement_on(system: System, each: int = 1) -> Placement:
@@ -42,6 +44,12 @@ def placement_on(system: System, each: int = 1) -> Placement:
         )
     if unused := present % each:
         validate.no_effect({f"{unused} of the {present} configured devices": f"each replica of the model takes {each}"})
+    own = len(system.of_this_process().devices)
+    if system.own_data and own % each:
+        raise ValueError(
+            f"Each replica of the model takes {each} devices, but an instance has {own}, so "
+            'replicas lie in several instances and cannot have data of their own. Use `PopDistStrategy(shard="auto")`.'
+        )
     if count % group:
         raise ValueError(
             f"norms.experimental.distributed_batch_norm_replica_group_size is {group}, which does not divide the "
@@ -55,4 +63,5 @@ def placement_on(system: System, each: int = 1) -> Placement:
         system.compiler_options,
         settings.dump_folder,
         group,
+        system.own_data,
     )

@@ -19,6 +19,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from . import transfer
+
 REPLICA_AXIS = "replica"
 STAGE_AXIS = "stage"
 """The mesh axis over which the devices of one replica lie."""
@@ -59,6 +61,15 @@ class Replicas:
     def split(self, axis: int) -> jax.Device | NamedSharding:
         """The placement of arrays that are split over the replicas along `axis`."""
         return self.devices[0] if len(self.devices) == 1 else NamedSharding(self.mesh, P(*[None] * axis, REPLICA_AXIS))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all devices belong to this process."""
+        return len(self.devices) == 1 or all(d.process_index == jax.process_index() for d in self.devices)
+
+    def send(self, tree: Tree, axis: int | None = None) -> Tree:
+        """Put arrays on the devices: split over the replicas along `axis`, or the same on all of them."""
+        return transfer.send(tree, self.everywhere() if axis is None else self.split(axis))
 
     def program(self, run: Callable[..., Any], inputs: Tree, outputs: Tree) -> Callable[..., Any]:
         """`run`, written for one replica, as a function that runs on all of them.

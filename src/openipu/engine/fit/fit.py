@@ -17,6 +17,7 @@ from openipu.engine.core.state import Logs, Mode
 from openipu.engine.core.update_rules import check_training
 from openipu.engine.data.feed import Feed
 from openipu.engine.data.make_feed import limited, make_feed
+from openipu.engine.devices import group
 from openipu.engine.devices.placement import placement_on
 from openipu.engine.interrupts import interruptible
 from openipu.engine.keras_compat import api as keras_api
@@ -29,6 +30,7 @@ from keras.callbacks import Callback, CallbackList
 
 from .notices import describe_updates
 from .session import ResumePoint, Session
+from .together import one_end, own_callbacks
 from .validation import Validation
 
 log = logging.getLogger("openipu")
@@ -75,7 +77,7 @@ def fit(
         )
     validation = Validation(validation_data, validation_freq, validation_batch_size or batch_size, validation_steps)
     _build_early(session, x, y, sample_weight, batch_size)
-    place = session.reserve_place()
+    place = session.reserve_place("train")
     with interruptible():
         feed = make_feed(
             place, model.steps_per_execution, x, y, sample_weight,
@@ -117,12 +119,12 @@ def _train_epochs(
     session: Session, feed: Feed, callbacks: CallbackList, validation: Validation, initial_epoch: int, epochs: int
 ) -> Logs:
     """The epochs that are left to train. Returns the logs of the last one."""
-    model = session.model
+    model, alone = session.model, session.place("train").replicas.is_local
     logs: Logs = {}
     try:
         for epoch in _epochs(session, initial_epoch, epochs):
             logs = _train_epoch(session, feed, callbacks, validation, epoch)
-            if model.stop_training:
+            if model.stop_training if alone else group.any_of("the end of an epoch", model.stop_training):
                 break
     finally:
         if epochs > 0:
@@ -146,9 +148,10 @@ def _train_epoch(session: Session, feed: Feed, callbacks: CallbackList, validati
 
 def _epochs(session: Session, initial_epoch: int, epochs: int) -> range:
     """The epochs to train, from the first one or from where a checkpoint resumes."""
-    if session.resume is None:
-        return range(keras_api.start_epoch(session.model, initial_epoch), epochs)
-    return _left(session.resume, initial_epoch, epochs)
+    if session.resume is not None:
+        return _left(session.resume, initial_epoch, epochs)
+    first = keras_api.start_epoch(session.model, initial_epoch)
+    return range(first if session.place("train").replicas.is_local else group.of_first("the first epoch", first), epochs)
 
 
 def _left(resume: ResumePoint, initial_epoch: int, epochs: int) -> range:
@@ -188,7 +191,7 @@ def evaluate(
     keras_api.assert_compiled(model, "evaluate")
     feed = session.validation if _use_cached_eval_dataset else None
     _build_early(session, x, y, sample_weight, batch_size)
-    place = session.reserve_place()
+    place = session.reserve_place("test")
     with interruptible():
         feed = feed or make_feed(
             place, model.steps_per_execution, x, y, sample_weight, batch_size=batch_size, steps=steps
@@ -227,6 +230,8 @@ def _run_metrics(
 ) -> Logs:
     """Run one epoch of training or evaluation, and return its logs."""
     logs: Logs | None = None
+    if not session.place(mode).replicas.is_local:
+        stopped = one_end(callbacks, stopped)
     with contextlib.closing(session.epoch(mode, feed, callbacks)) as epoch:
         for latest in epoch:
             logs = latest
@@ -250,7 +255,7 @@ def predict(
     """The model's outputs for every row of the data, in data order."""
     model = session.model
     _build_early(session, x, None, None, batch_size)
-    place = session.reserve_place()
+    place = session.reserve_place("predict")
     with interruptible():
         feed = make_feed(place, model.steps_per_execution, x, batch_size=batch_size, steps=steps)
     build_for_predict(model, feed.source.first_batch)
@@ -275,8 +280,10 @@ def _callback_list(model: keras.Model, callbacks: Callbacks, **settings: Any) ->
     """Keras' container of callbacks. If there is one already (validation inside `fit`), it is used as is."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
-    verbose = settings["verbose"]
-    return keras.callbacks.CallbackList(callbacks, add_progbar=verbose != 0, model=model, **settings)
+    if group.index() > 0:
+        settings["verbose"] = 0
+    shown = settings["verbose"] != 0
+    return keras.callbacks.CallbackList(own_callbacks(callbacks), add_progbar=shown, model=model, **settings)
 
 
 def _finalize(model: keras.Model) -> None:

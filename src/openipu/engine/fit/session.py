@@ -137,13 +137,16 @@ class Session:
         """Whether the model runs in stages."""
         return is_pipelined(self.model, self.options.stages)
 
-    @property
-    def place(self) -> Placement:
-        """Where the model runs under the current configuration."""
-        each = self.pipeline("test").pipelining.device_count if self.pipelined else 1
-        return placement_on(self.strategy.system, each)
+    def place(self, mode: Mode) -> Placement:
+        """Where the model runs in `mode` under the current configuration.
 
-    def reserve_place(self) -> Placement:
+        A process that has data of its own predicts without the others.
+        """
+        each = self.pipeline("test").pipelining.device_count if self.pipelined else 1
+        system = self.strategy.system
+        return placement_on(system.of_this_process() if mode == "predict" and system.own_data else system, each)
+
+    def reserve_place(self, mode: Mode) -> Placement:
         """Reserve what the model needs to run, and return the place where it runs.
 
         For a pipeline, this may restart JAX's CPU client with a spare thread: a device that waits for another one
@@ -151,7 +154,7 @@ class Session:
         """
         if self.pipelined:
             systems.reserve()
-        return self.place
+        return self.place(mode)
 
     def pipeline(self, mode: Mode) -> KerasPipeline:
         """The stages of a pipelined model and how they run. Kept as long as the model and its options do not change."""
@@ -169,13 +172,13 @@ class Session:
         """
         setting = uncompiled_by(self.model)
         if setting is not None:
-            place = None if self.pipelined else self.place
+            place = None if self.pipelined else self.place(mode)
             check_step_by_step(self.model, mode, setting, place, self.effective_options)
         return setting is not None
 
     def function(self, mode: Mode, force: bool = False) -> StepFunction:
         """The model's step function for `mode`. It is made again after `compile` or a change of configuration."""
-        name, place = f"{mode}_function", self.reserve_place()
+        name, place = f"{mode}_function", self.reserve_place(mode)
         current = getattr(self.model, name, None)
         options = self.effective_options
         if force or not isinstance(current, StepFunction) or (current.place, current.options) != (place, options):

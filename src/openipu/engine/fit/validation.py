@@ -36,7 +36,7 @@ class Validation:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(self.data)
         settings: dict[str, Any] = {"batch_size": self.batch_size, "steps": self.steps}
         session.validation = session.validation or make_feed(
-            session.reserve_place(), model.steps_per_execution, x, y, sample_weight, **settings, told=True
+            session.reserve_place("test"), model.steps_per_execution, x, y, sample_weight, **settings, told=True
         )
         # Through the model, because a user's class may have an `evaluate` of its own.
         values = model.evaluate(

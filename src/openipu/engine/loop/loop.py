@@ -15,10 +15,12 @@ from typing import Any
 
 from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.state import Outcome, State
+from openipu.engine.data.own_parts import OwnParts
 from openipu.engine.data.slab import Slab, shapes_of
 from openipu.engine.devices.launching import in_turn
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
+from openipu.engine.devices.transfer import local, read
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.types import Array, Tree
 
@@ -53,10 +55,10 @@ class Result:
         body, tail = self.value
 
         def used(block: Array) -> np.ndarray:
-            return _joined(_joined(np.asarray(block))[: self.count])
+            return _joined(_joined(read(block))[: self.count])
 
         parts = [jax.tree.map(used, body)] if self.count else []
-        return concatenate([*parts, jax.tree.map(np.asarray, tail)] if self.has_tail else parts)
+        return concatenate([*parts, jax.tree.map(read, tail)] if self.has_tail else parts)
 
 
 def concatenate(blocks: list[Tree]) -> Tree:
@@ -102,13 +104,23 @@ class Loop(abc.ABC):
         for call, job in zip(calls, jobs, strict=True):
             args = (state, resident, slab.body, job.counts.pack(), job.tail)
             value, state = call(*args) if launch is None else launch(call, args)
+            if self._outcome.collect != "all":
+                value = local(value)
             count = job.counts._replace(first=0).batches(replicas.count)
             results.append(Result(value, int(count), job.tail is not None))
         return results, state
 
     def execute_one(self, state: State, batch: Tree) -> tuple[Result, State]:
-        """Run a single batch that does not come from a feed, on the first replica."""
-        [result], state = self.execute(state, None, _single(batch, self._place.replicas))
+        """Run a single batch that does not come from a feed, on the first replica.
+
+        Processes with data of their own each bring one.
+        """
+        replicas = self._place.replicas
+        slab: Slab | None = _single(batch, replicas)
+        if self._place.own_data:
+            slab = OwnParts(replicas).slab(0, replicas.count, replicas.count, [batch], None, batch)
+        assert slab is not None
+        [result], state = self.execute(state, None, slab)
         return result, state
 
     def _program(self, fixed: Tree, state: State, resident: Tree, body: Tree, job: Job) -> CompiledProgram:
@@ -139,4 +151,4 @@ def _single(batch: Tree, replicas: Replicas) -> Slab:
     """A slab of one batch, for the first replica."""
     shape = (1, replicas.count)
     body = jax.tree.map(lambda a: np.broadcast_to(np.asarray(a), (*shape, *np.shape(a))), batch)
-    return Slab(0, 1, jax.device_put(body, replicas.split(1)), None)
+    return Slab(0, 1, replicas.send(body, 1), None)

@@ -102,7 +102,7 @@ class InfeedSource:
         def stack(*rows: np.ndarray) -> np.ndarray:
             return np.stack(rows).reshape(count, replicas.count, *rows[0].shape)
 
-        return jax.device_put(jax.tree.map(stack, *elements), replicas.split(1))
+        return replicas.send(jax.tree.map(stack, *elements), 1)
 
     def slab_bytes(self, count: int) -> int:
         """The bytes that a slab of `count` elements takes on each replica."""

@@ -247,7 +247,7 @@ class UserProgram:
             return value if value.devices() == {device} else jax.device_put(value, device)
         first, spread = self._spread.get(id(variable), (None, None))
         if first is not value:
-            spread = jax.device_put(value, self._place.replicas.everywhere())
+            spread = self._place.replicas.send(value)
             self._spread[id(variable)] = value, spread
         return spread
 

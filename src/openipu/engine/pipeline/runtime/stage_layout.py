@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from openipu.engine.core.optimizer_sharding import divide, join
 from openipu.engine.core.state import State
+from openipu.engine.core.state_layout import agreed, all_rows, gathered, own_row, rows_of_first, total
 from openipu.engine.devices.replicas import REPLICA_AXIS, STAGE_AXIS, Replicas
+from openipu.engine.devices.transfer import read, send
 from openipu.engine.types import Array
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -38,27 +39,30 @@ class StageLayout:
 
     def spread(self, state: State) -> State:
         """Put a model's state on the devices. Each replica counts its own metrics: the first continues from these."""
-        metrics = [jnp.zeros((self.replicas.count, *m.shape), m.dtype).at[0].set(m) for m in state.metrics]
+        state = agreed(state, self.replicas)
         return State(
             self._put(self.weights.scatter(state.trainable), P(STAGE_AXIS)),
             self._put(self.state.scatter(state.non_trainable), P(STAGE_AXIS)),
             self._spread_optimizer(state.optimizer),
-            self._put(metrics, P(REPLICA_AXIS)),
+            self._put(rows_of_first(state.metrics, self.replicas.count), self._metrics_spec),
         )
 
     def gather(self, state: State) -> State:
         """The inverse of `spread`: plain arrays on one device."""
-        return State(
-            self.weights.gather(state.trainable, _count(self.weights)),
-            self.state.gather(state.non_trainable, _count(self.state)),
-            self._gather_optimizer(state.optimizer),
-            [jnp.asarray(np.asarray(m).sum(0), m.dtype) for m in state.metrics],
+        return gathered(
+            State(
+                self.weights.gather(state.trainable, _count(self.weights)),
+                self.state.gather(state.non_trainable, _count(self.state)),
+                self._gather_optimizer(state.optimizer),
+                [total(m) for m in state.metrics],
+            ),
+            self.replicas,
         )
 
     def own_metrics(self, rows: list[Array]) -> list[Array]:
         """Put one row of metrics on each replica. Empty if the rows were counted by another number of replicas."""
         fits = rows and rows[0].shape[0] == self.replicas.count
-        return self._put(rows, P(REPLICA_AXIS)) if fits else []
+        return self._put(rows, self._metrics_spec) if fits else []
 
     def specs(self, state: State) -> State:
         """A `PartitionSpec` for each array of a spread state, for `jax.shard_map`."""
@@ -68,18 +72,18 @@ class StageLayout:
             [P(STAGE_AXIS)] * len(state.trainable),
             [P(STAGE_AXIS)] * len(state.non_trainable),
             optimizer,
-            [P(REPLICA_AXIS)] * len(state.metrics),
+            [self._metrics_spec] * len(state.metrics),
         )
 
     # --- inside the program
 
     def own_part(self, state: State) -> State:
         """The part that one device has, without the axes of length one for device and replica."""
-        return self._at_split(lambda a: a[0], state)
+        return self._at_split(lambda a: a[0], lambda a: own_row(a, self.replicas), state)
 
     def rejoin(self, state: State) -> State:
         """The inverse of `own_part`."""
-        return self._at_split(lambda a: a[None], state)
+        return self._at_split(lambda a: a[None], lambda a: all_rows(a, self.replicas), state)
 
     def whole(self, state: State) -> State:
         """The shapes of the model's whole state."""
@@ -97,7 +101,7 @@ class StageLayout:
         """The inverse of `slots`."""
         return state._replace(optimizer=[*listed(slots), *common])
 
-    def _at_split(self, change: Callable[[Array], Array], state: State) -> State:
+    def _at_split(self, change: Callable[[Array], Array], metric: Callable[[Array], Array], state: State) -> State:
         """Change each array once for every axis over which it is split."""
         slots, common = self.slots(state)
         twice = self.update is not None and self.update.divided
@@ -105,10 +109,14 @@ class StageLayout:
             [change(a) for a in state.trainable],
             [change(a) for a in state.non_trainable],
             [*(change(change(a)) if twice else change(a) for a in listed(slots)), *common],
-            [change(m) for m in state.metrics],
+            [metric(m) for m in state.metrics],
         )
 
     # --- outside
+
+    @property
+    def _metrics_spec(self) -> P:
+        return P(REPLICA_AXIS) if self.replicas.is_local else P()
 
     def _slot_spec(self) -> P:
         """How the optimizer's slots are split: over stages, and over replicas too if they are divided."""
@@ -135,7 +143,7 @@ class StageLayout:
         slots, variables = self.update.slots, self.update.optimizer.variables
         buffers, common = spread[: len(slots.packing.buffers)], spread[len(slots.packing.buffers) :]
         if self.update.divided:
-            whole = [np.asarray(buffer) for buffer in buffers]
+            whole = [read(buffer) for buffer in buffers]
             parts = [slots.gather([b[:, r] for b in whole], len(variables)) for r in range(self.replicas.count)]
             values = list(parts[0])
             for n in self._divided():
@@ -151,7 +159,7 @@ class StageLayout:
         return [] if self.update is None else sorted({n for held in self.update.slots.held for n in held})
 
     def _put(self, arrays: Sequence[Array | np.ndarray], spec: P) -> list[Array]:
-        return list(jax.device_put(arrays, NamedSharding(self.replicas.mesh, spec)))
+        return list(send(arrays, NamedSharding(self.replicas.mesh, spec)))
 
 
 def _count(store: Store) -> int:

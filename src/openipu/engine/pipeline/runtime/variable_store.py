@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openipu.engine.devices.transfer import read
 from openipu.engine.types import Array
 
 import jax
@@ -86,7 +87,7 @@ def listed(buffers: Buffers) -> list[Array]:
 
 
 def _rows(buffer: Array | np.ndarray) -> dict[int, np.ndarray]:
-    """The row of each device, read from the devices of this process."""
+    """The row of each device, from the devices of this process if they have all of them."""
     if isinstance(buffer, np.ndarray):
         return dict(enumerate(buffer))
     found: dict[int, np.ndarray] = {}
@@ -95,4 +96,4 @@ def _rows(buffer: Array | np.ndarray) -> dict[int, np.ndarray]:
         if first not in found:
             for i, row in enumerate(np.asarray(shard.data)):
                 found[first + i] = row
-    return found
+    return found if len(found) == buffer.shape[0] else dict(enumerate(read(buffer)))

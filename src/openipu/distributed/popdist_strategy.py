@@ -1,0 +1,72 @@
+"""`PopDistStrategy`: one model on the devices of all instances, on one machine or many."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from openipu import _validate as validate
+from openipu.engine.devices import group, systems
+from openipu.ipu_strategy import IPUStrategyV1
+from openipu.settings.tree import OptionTree
+
+__all__ = ["PopDistStrategy"]
+
+
+class PopDistStrategy(IPUStrategyV1):
+    """Runs the Keras models that are created inside its scope on the devices of all instances.
+
+    >>> strategy = PopDistStrategy()                    # doctest: +SKIP
+    >>> with strategy.scope():                          # doctest: +SKIP
+    ...     model = keras.Sequential([...])
+
+    Start the script with `openipu launch`, or with Slurm, Open MPI or Kubernetes. All instances run the same script. The
+    variables of instance 0 become those of all, and gradients are averaged over all replicas.
+
+    Args:
+        ipu_device: Which system of the configuration to use: "/device:IPU:N" is entry N of `auto_select_ipus`.
+        add_ipu_cross_replica_reductions: Must be True. For instances that train apart, use `IPUStrategy`.
+        enable_dataset_iterators: Ignored: feeds can read any iterable.
+        enable_keras_extensions: If False, models created in the scope stay plain Keras.
+        shard: Who divides the data. With "off", each instance reads its own part, for example
+            `dataset.shard(popdist.getNumInstances(), popdist.getInstanceIndex())`. With "auto", all instances are given
+            the same data, and each takes its batches by position, so that the order of all samples is that of a single
+            process.
+    """
+
+    def __init__(
+        self,
+        ipu_device: str = "/device:IPU:0",
+        add_ipu_cross_replica_reductions: bool = True,
+        enable_dataset_iterators: bool = True,
+        enable_keras_extensions: bool = True,
+        shard: Literal["off", "auto"] = "off",
+    ) -> None:
+        group.join()
+        super().__init__(
+            ipu_device,
+            enable_dataset_iterators=enable_dataset_iterators,
+            enable_keras_extensions=enable_keras_extensions,
+        )
+        if not validate.flag("add_ipu_cross_replica_reductions", add_ipu_cross_replica_reductions):
+            raise ValueError(
+                "`add_ipu_cross_replica_reductions=False` would let replicas train apart. Use `IPUStrategy` for that."
+            )
+        if shard not in ("off", "auto"):
+            raise ValueError(f'`shard` is {shard!r}. Give "off" or "auto".')
+        self._shard = shard
+
+    @property
+    def system(self) -> systems.System:
+        """The devices of all instances under the current configuration."""
+        return super().system.of_all_processes(own_data=self._shard == "off")
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas all instances have together."""
+        each = (instance := group.instance()) and instance.devices_per_replica or 1
+        return len(self.system.devices) // each
+
+    def update_ipu_config(self, config: OptionTree) -> None:
+        """Tell a configuration about the instances, as the original does."""
+        distribution = config.experimental.multi_replica_distribution
+        distribution.process_count, distribution.process_index = group.count(), group.index()

@@ -1,0 +1,120 @@
+"""Slabs of a group of processes, each of which reads its own part of the data.
+
+Batches are dealt to replicas in turn, so in a full slab each process sends what its own replicas need. When the data of
+some processes ends earlier, or with partial batches, what is left is dealt anew among all of them: each sample is used
+once, whatever the processes had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from openipu.engine.devices import group
+from openipu.engine.devices.replicas import Replicas
+from openipu.engine.devices.transfer import of_all_processes, send_own
+from openipu.engine.types import Tree
+
+import jax
+import numpy as np
+
+from .slab import Slab, send_slab, shapes_of, stack_rows
+
+
+@dataclass(frozen=True, slots=True)
+class OwnParts:
+    """How the batches of this process become slabs of the group."""
+
+    replicas: Replicas
+
+    def share(self, steps: int, index: int | None = None) -> int:
+        """How many of the next `steps` batches, over all replicas, a process reads."""
+        index, own = group.index() if index is None else index, self.replicas.count // group.count()
+        rounds, extra = divmod(steps, self.replicas.count)
+        return rounds * own + min(max(extra - index * own, 0), own)
+
+    def slab(self, begin: int, steps: int, width: int, alike: list[Tree], tail: Tree, full: Tree) -> Slab | None:
+        """The group's next slab, of up to `steps` batches. None if no process has any data left.
+
+        This process has read the batches `alike` and possibly a smaller `tail`. `full` is a batch of the usual size.
+        """
+        shapes = None if full is None else _text(full)
+        rows = 0 if tail is None else len(jax.tree.leaves(tail)[0])
+        found = group.exchange("the next batches", [len(alike), rows, shapes])
+        counts = [count for count, _, _ in found]
+        if not any(counts) and not any(rows for _, rows, _ in found):
+            return None
+        _check_shapes([text for _, _, text in found])
+        if counts == [self.share(steps, i) for i in range(group.count())]:
+            return self._full(begin, sum(counts), width, alike)
+        batches, rest = _dealt_anew(counts, [rows for _, rows, _ in found], alike, tail, full, self._own)
+        body = jax.tree.map(lambda *b: stack_rows(b, width), *batches) if batches else None
+        return send_slab(begin, len(batches), body, rest, self.replicas)
+
+    @property
+    def _own(self) -> int:
+        return self.replicas.count // group.count()
+
+    def _full(self, begin: int, count: int, width: int, alike: list[Tree]) -> Slab:
+        """A slab to which every process contributes what its own replicas need."""
+        own = width // group.count()
+
+        def stack(*rows: np.ndarray) -> np.ndarray:
+            stacked = stack_rows(rows, own)
+            return stacked.reshape(-1, self._own, *stacked.shape[1:])
+
+        body = jax.tree.map(stack, *alike)
+        return Slab(begin, count, send_own(body, self.replicas.split(1), 1), None)
+
+
+def _text(batch: Tree) -> str:
+    structure, leaves = shapes_of(batch)
+    return f"{structure}: " + ", ".join(f"{dtype.name}{list(shape)}" for shape, dtype in leaves)
+
+
+def _check_shapes(texts: Sequence[str | None]) -> None:
+    for index, text in enumerate(texts):
+        if text is None:
+            raise ValueError(
+                f"The data of instance {index} is empty. Give each instance at least one full batch, or let "
+                '`PopDistStrategy(shard="auto")` divide the data.'
+            )
+        if text != texts[0]:
+            raise ValueError(
+                f"Instance 0 has batches of {texts[0]}, but instance {index} of {text}. Use the same batch size, and "
+                "drop partial batches that are not at the end of the data."
+            )
+
+
+def _dealt_anew(
+    counts: Sequence[int], rows: Sequence[int], alike: list[Tree], tail: Tree, full: Tree, own: int
+) -> tuple[list[Tree], Tree]:
+    """The full batches of all processes in the order of their replicas, and a last partial batch or None."""
+    most = max(counts)
+
+    def gathered(*parts: np.ndarray) -> np.ndarray:
+        return of_all_processes(stack_rows(parts, most + 1))
+
+    empty = jax.tree.map(np.zeros_like, full)
+    padded = empty if tail is None else jax.tree.map(_padded, tail, full)
+    everything = jax.tree.map(gathered, *[*alike, *[empty] * (most - len(alike)), padded])
+    batches = [jax.tree.map(lambda a, i=i, n=n: a[i, n], everything) for i, n in _in_turn(counts, own)]
+    left = [jax.tree.map(lambda a, i=i, n=n: a[i, most, :n], everything) for i, n in enumerate(rows) if n]
+    joined = jax.tree.map(lambda *parts: np.concatenate(parts), *left) if left else None
+    size = len(jax.tree.leaves(full)[0])
+    whole, rest = divmod(sum(rows), size)
+    batches += [jax.tree.map(lambda a, n=n: a[n * size : (n + 1) * size], joined) for n in range(whole)]
+    return batches, jax.tree.map(lambda a: a[whole * size :], joined) if rest else None
+
+
+def _in_turn(counts: Sequence[int], own: int) -> Iterator[tuple[int, int]]:
+    """Which batch of which process comes next, if each process has `own` replicas: pairs of (process, batch)."""
+    for first in range(0, max(counts), own):
+        for index, count in enumerate(counts):
+            yield from ((index, number) for number in range(first, min(first + own, count)))
+
+
+def _padded(tail: np.ndarray, full: np.ndarray) -> np.ndarray:
+    padded = np.zeros_like(full)
+    padded[: len(tail)] = tail
+    return padded

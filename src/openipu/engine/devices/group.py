@@ -1,0 +1,189 @@
+"""The group of processes (instances) that run one script together, and the messages between them.
+
+JAX carries compiled programs over processes: gloo between CPUs, NCCL between GPUs. It also has a service through which
+processes find each other. This file joins that service, and sends the few things that hosts must agree on through its
+key-value store. Messages are JSON, so nothing that arrives is ever executed.
+
+[Note: loopback] JAX lets gloo listen at the address of the machine's name. Instances that were launched on one machine
+need no network, so there we make gloo's part ourselves, on loopback. JAX has no option for that.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from typing import Any, Final
+
+from openipu.engine.interrupts import let_through
+from openipu.settings.instances import Instance, from_environment
+
+import jax
+import jax.extend.backend
+
+SLICE: Final = 1.0
+"""Seconds between two looks at whether Ctrl-C was pressed while waiting for a message."""
+HEARTBEAT_SECONDS: Final = 10
+"""A process that is silent for this long is dead, and the others end."""
+LOOPBACK: Final = "127.0.0.1"
+
+_jax: Any = jax
+_joined: Instance | None = None
+_sent = 0
+
+
+def instance() -> Instance | None:
+    """This process as a member of a group. None if it runs alone."""
+    return _joined
+
+
+def index() -> int:
+    """The number of this process in its group; 0 if it runs alone."""
+    return _joined.index if _joined else 0
+
+
+def count() -> int:
+    """How many processes run together."""
+    return _joined.count if _joined else 1
+
+
+def join() -> Instance:
+    """Become a member of the group that a launcher or scheduler has started.
+
+    Waits for all others. This must happen before JAX is used.
+    """
+    global _joined
+    if _joined is not None:
+        return _joined
+    launched = from_environment(os.environ)
+    if launched is None:
+        _joined = _join_scheduled()
+    elif launched.count > 1:
+        _join_launched(launched)
+        _joined = launched
+    else:
+        _joined = launched
+    return _joined
+
+
+def _join_launched(launched: Instance) -> None:
+    host, _, port = launched.coordinator.rpartition(":")
+    if host == LOOPBACK:
+        jax.extend.backend.register_backend_factory("cpu", _cpu_on_loopback, fail_quietly=False)
+    try:
+        _jax.distributed.initialize(
+            launched.coordinator,
+            launched.count,
+            launched.index,
+            cluster_detection_method="deactivate",
+            initialization_timeout=int(launched.timeout),
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            coordinator_bind_address=launched.coordinator if host == LOOPBACK else f"[::]:{port}",
+        )
+    except RuntimeError as error:
+        raise _not_formed(error, launched) from error
+
+
+def _join_scheduled() -> Instance:
+    """Join the group of a scheduler that JAX knows: Slurm, Open MPI, Kubernetes."""
+    try:
+        _jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
+    except (RuntimeError, ValueError) as error:
+        raise RuntimeError(
+            "This process is not one of a group. Start the script with `openipu launch --num-instances N script.py`, "
+            f"or with Slurm, Open MPI or Kubernetes. ({str(error).splitlines()[0]})"
+        ) from error
+    state = _state()
+    return Instance(state.process_id, state.num_processes, None, 1, state.coordinator_address)
+
+
+def _not_formed(error: RuntimeError, launched: Instance) -> RuntimeError:
+    first = str(error).splitlines()[0]
+    if "before any JAX calls" in first:
+        return RuntimeError("JAX was used before the group was joined. Import openipu first in the script.")
+    return RuntimeError(
+        f"Instance {launched.index} of {launched.count} waited {launched.timeout:g} s at {launched.coordinator} and not "
+        f"all instances came. See whether they have started, or give a longer `--timeout`. ({first})"
+    )
+
+
+def _cpu_on_loopback() -> Any:
+    """JAX's CPU client, whose collectives listen on loopback. See [Note: loopback]."""
+    from jax._src import xla_bridge
+    from jaxlib import _jax as xla
+
+    return xla_bridge.make_cpu_client(xla.make_gloo_tcp_collectives(_state().client, hostname=LOOPBACK))
+
+
+def _state() -> Any:
+    """What JAX knows about the group. It has no public way to the messages."""
+    from jax._src import distributed
+
+    return distributed.global_state
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+def exchange(what: str, value: Any) -> list[Any]:
+    """The values of all processes, in order. Every process calls this at the same point, which `what` describes."""
+    global _sent
+    if count() == 1:
+        return [value]
+    client, number = _state().client, _sent
+    _sent += 1
+    client.key_value_set(_key(number, index()), json.dumps([what, value]))
+    answers = [json.loads(_wait_for(client, _key(number, other), other, what)) for other in range(count())]
+    # Whoever has sent this message has read all of the one before.
+    if number:
+        client.key_value_delete(_key(number - 1, index()))
+    for other, (point, _) in enumerate(answers):
+        if point != what:
+            raise RuntimeError(
+                f"Instance {index()} is at {what!r}, but instance {other} is at {point!r}. All instances must make the "
+                "same calls in the same order."
+            )
+    return [answer for _, answer in answers]
+
+
+def agree(what: str, value: Any, remedy: str) -> None:
+    """Raise if `value` is not the same in all processes."""
+    values = exchange(what, value)
+    other = next((i for i, found in enumerate(values) if found != values[0]), None)
+    if other is not None:
+        raise ValueError(f"{what} is {values[0]!r} in instance 0, but {values[other]!r} in instance {other}. {remedy}")
+
+
+def of_first(what: str, value: Any) -> Any:
+    """The value of instance 0."""
+    return exchange(what, value if index() == 0 else None)[0]
+
+
+def any_of(what: str, value: bool) -> bool:
+    """Whether it is true in any process."""
+    return any(exchange(what, bool(value)))
+
+
+@functools.cache
+def _prefix() -> str:
+    return "openipu/exchange"
+
+
+def _key(number: int, owner: int) -> str:
+    return f"{_prefix()}/{number}/{owner}"
+
+
+def _wait_for(client: Any, key: str, other: int, what: str) -> str:
+    """The message of another process. Ctrl-C is let through while waiting."""
+    began = time.monotonic()
+    while True:
+        try:
+            return str(client.blocking_key_value_get(key, int(1000 * SLICE)))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                waited = time.monotonic() - began
+                raise RuntimeError(
+                    f"Instance {other} did not answer at {what!r} after {waited:.0f} s: {str(error).splitlines()[0]}"
+                ) from error
+            let_through()
