@@ -16,6 +16,8 @@ from openipu.engine.core.model_state import assign, values_of, variables_of
 from openipu.engine.core.state import Logs, State
 from openipu.engine.data import position as positions
 from openipu.engine.data.position import Position
+from openipu.engine.devices import group
+from openipu.engine.devices.transfer import of_first_process
 from openipu.engine.fit.session import ResumePoint
 
 import keras
@@ -67,6 +69,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._required = validate.flag("required", required)
         self._checkpoints = Checkpoints(folder, keep=keep, every_seconds=every_seconds, max_share=max_share)
         self._epoch, self._waiting = 0, 0
+        self._shared = self._own_data = False
         self._pending: Callable[[], None] | None = None
 
     def load_weights(self, model: keras.Model) -> int:
@@ -98,12 +101,15 @@ class Checkpoint(keras.callbacks.Callback):
             )
         if session.keeper is not None:
             raise ValueError("`fit` was given two `Checkpoint` callbacks, but a run resumes from one folder. Give one.")
-        if self._checkpoints.latest() is None:
-            refuse_foreign("`dir`", self._checkpoints.folder)
-        self._open()
+        place = session.place("train")
+        self._shared, self._own_data = not place.replicas.is_local, place.own_data
+        if self._writes:
+            if self._checkpoints.latest() is None:
+                refuse_foreign("`dir`", self._checkpoints.folder)
+            self._open()
         session.keeper = self
         self._waiting, self._pending = 0, None
-        if self._checkpoints.latest() is not None:
+        if self._of_first("whether there is a checkpoint", self._writes and self._checkpoints.latest() is not None):
             session.resume = self._restore()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002
@@ -114,16 +120,46 @@ class Checkpoint(keras.callbacks.Callback):
         """Complete the history of a run that had nothing left to do."""
         self._resumed()
 
+    # --- instances that train together
+
+    @property
+    def _writes(self) -> bool:
+        """Whether this process reads and writes the folder. Of instances that train together, only the first one does.
+
+        So they need no disk in common. Its values become those of the others when they go to the devices.
+        """
+        return not self._shared or group.index() == 0
+
+    def _of_first(self, what: str, value: Any) -> Any:
+        return group.of_first(what, value) if self._shared else value
+
+    def _shared_state(
+        self, owners: State, step: int, fit: dict[str, Any], logs: Logs, state: State
+    ) -> tuple[int, dict[str, Any], Logs, State]:
+        """What instance 0 has read. The metrics are those of each replica, so they are sent here."""
+        if not self._shared:
+            return step, fit, logs, state
+        shapes = [list(np.shape(metric)) for metric in state.metrics]
+        plain = {name: _as_list(value) for name, value in logs.items()}
+        step, fit, logs, shapes = group.of_first("a checkpoint", [step, fit, plain, shapes])
+        metrics = [
+            np.asarray(metric, owner.dtype) if self._writes else np.zeros(shape, owner.dtype)
+            for metric, shape, owner in zip(state.metrics, shapes, owners.metrics, strict=True)
+        ]
+        return step, fit, logs, state._replace(metrics=of_first_process(metrics))
+
     # --- what the engine calls
 
     def executed(self, position: Position, state: Callable[[], State], logs: Logs, last: bool) -> None:
         """Save a checkpoint if one is due."""
         self._waiting += 1
         final = last and self._epoch + 1 == self.params["epochs"]
-        if final or (self._waiting >= self._every and self._checkpoints.due(position.step)):
+        due = final or (self._waiting >= self._every and self._checkpoints.due(position.step))
+        if self._of_first("whether a checkpoint is due", due):
             self._waiting = 0
-            parts = _tree(state(), *State._fields)
-            self._checkpoints.save(position.step, {"fit": self._fit(position, last), "logs": logs, **parts})
+            parts, fit = _tree(state(), *State._fields), self._fit(position, last)
+            if self._writes:
+                self._checkpoints.save(position.step, {"fit": fit, "logs": logs, **parts})
 
     def finish(self) -> None:
         """Wait until the last checkpoint is written."""
@@ -145,10 +181,11 @@ class Checkpoint(keras.callbacks.Callback):
     def _fit(self, position: Position, ended: bool) -> dict[str, Any]:
         """The part of a checkpoint that is neither state nor logs."""
         history = self.model.history
+        here = replace(position, now=positions.random()).to_json()
         return {
             "epoch": self._epoch,
             "ended": ended,
-            "position": replace(position, now=positions.random()).to_json(),
+            "position": json.dumps(group.exchange("the position in the data", here)) if self._own_data else here,
             "history": json.dumps({"epoch": history.epoch, "history": history.history}, default=_as_list),
             "callbacks": json.dumps([_counters(callback) for callback in self._callbacks()]),
         }
@@ -156,15 +193,9 @@ class Checkpoint(keras.callbacks.Callback):
     def _restore(self) -> ResumePoint:
         """The newest intact checkpoint. It is also loaded into the model, for callbacks that read it before it runs."""
         owners = variables_of(self.model, "train")
-        like = _tree(values_of(owners), "trainable", "non_trainable", "optimizer")
-        step, tree = self._checkpoints.restore(like | {"fit": _LIKE_FIT, "logs": None, "metrics": None})
-        metrics = _metrics(
-            tree["metrics"], owners.metrics, f"The checkpoint of step {step} in {self._checkpoints.folder}"
-        )
-        state = State(tree["trainable"], tree["non_trainable"], tree["optimizer"], metrics)
-        fit = tree["fit"]
+        step, fit, logs, state = self._shared_state(owners, *self._read(owners))
         try:
-            position, history, callbacks = _parsed(fit)
+            position, history, callbacks = _parsed(fit, group.index() if self._own_data else None)
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
                 f"The checkpoint of step {step} in {self._checkpoints.folder} has contents that `Checkpoint` does not "
@@ -172,12 +203,29 @@ class Checkpoint(keras.callbacks.Callback):
             ) from error
         assign(owners, state)
         self._pending = partial(self._put_back, history, callbacks)
-        resume = ResumePoint(fit["epoch"], fit["ended"], position, state, tree["logs"], self._resumed)
+        resume = ResumePoint(fit["epoch"], fit["ended"], position, state, logs, self._resumed)
         log.info(
             "%s: resumes from the checkpoint of step %d in %s: epoch %d, step %d",
             self.model.name, step, self._checkpoints.folder, resume.epoch + 1, resume.position.done,
         )  # fmt: skip
         return resume
+
+    def _read(self, owners: State) -> tuple[int, dict[str, Any], Logs, State]:
+        """The step of the newest intact checkpoint, what it says about `fit`, its logs, and its state."""
+        values = values_of(owners)
+        if not self._writes:
+            return 0, {}, {}, values
+        like = _tree(values, "trainable", "non_trainable", "optimizer")
+        step, tree = self._checkpoints.restore(like | {"fit": _LIKE_FIT, "logs": None, "metrics": None})
+        metrics = _metrics(
+            tree["metrics"], owners.metrics, f"The checkpoint of step {step} in {self._checkpoints.folder}"
+        )
+        return (
+            step,
+            tree["fit"],
+            tree["logs"],
+            State(tree["trainable"], tree["non_trainable"], tree["optimizer"], metrics),
+        )
 
     def _resumed(self) -> None:
         """Restore what Keras and its callbacks reset when training begins."""
@@ -216,14 +264,26 @@ def _metrics(saved: dict[str, Any], owners: list[Any], where: str) -> list[Any]:
     return metrics
 
 
-def _parsed(fit: dict[str, Any]) -> tuple[Position, dict[str, Any], list[dict[str, float]]]:
-    """The position, the history, and the counters of callbacks that `Checkpoint._fit` has saved."""
+def _parsed(fit: dict[str, Any], instance: int | None) -> tuple[Position, dict[str, Any], list[dict[str, float]]]:
+    """The position, the history, and the counters of callbacks that `Checkpoint._fit` has saved.
+
+    Instances with data of their own have each saved a position.
+    """
     history, callbacks = json.loads(fit["history"]), json.loads(fit["callbacks"])
     if not isinstance(history["epoch"], list) or not isinstance(history["history"], dict):
         raise TypeError("`history` is not a history")
     if not isinstance(callbacks, list) or not all(isinstance(counters, dict) for counters in callbacks):
         raise TypeError("`callbacks` is not a list of counters")
-    return Position.from_json(fit["position"]), history, callbacks
+    position = json.loads(fit["position"])
+    if isinstance(position, list) != (instance is not None) or (
+        instance is not None and len(position) != group.count()
+    ):
+        saved = f"{len(position)} instances with data of their own" if isinstance(position, list) else "shared data"
+        raise ValueError(
+            f"it was saved with {saved}, so this run, with {group.count()} instance(s), cannot find its place in the "
+            "data; `Checkpoint.load_weights` loads the weights alone"
+        )
+    return Position.from_json(fit["position"] if instance is None else position[instance]), history, callbacks
 
 
 def _counters(callback: keras.callbacks.Callback) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Several instances of a script that train one model."""
 
-from . import popdist_strategy
+from . import host_collective_ops, popdist_strategy
+from .host_collective_ops import allgather, allreduce, broadcast
 
-__all__ = ["popdist_strategy"]
+__all__ = ["allgather", "allreduce", "broadcast", "host_collective_ops", "popdist_strategy"]

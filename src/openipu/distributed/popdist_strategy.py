@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Literal
 
 from openipu import _validate as validate
 from openipu.engine.devices import group, systems
 from openipu.ipu_strategy import IPUStrategyV1
+from openipu.settings.frozen import Settings
 from openipu.settings.tree import OptionTree
 
 __all__ = ["PopDistStrategy"]
@@ -19,8 +23,8 @@ class PopDistStrategy(IPUStrategyV1):
     >>> with strategy.scope():                          # doctest: +SKIP
     ...     model = keras.Sequential([...])
 
-    Start the script with `openipu launch`, or with Slurm, Open MPI or Kubernetes. All instances run the same script. The
-    variables of instance 0 become those of all, and gradients are averaged over all replicas.
+    Start the script with `openipu launch`, or with Slurm, Open MPI or Kubernetes. All instances run the same script.
+    The variables of instance 0 become those of all, and gradients are averaged over all replicas.
 
     Args:
         ipu_device: Which system of the configuration to use: "/device:IPU:N" is entry N of `auto_select_ipus`.
@@ -60,13 +64,29 @@ class PopDistStrategy(IPUStrategyV1):
         """The devices of all instances under the current configuration."""
         return super().system.of_all_processes(own_data=self._shard == "off")
 
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[PopDistStrategy]:
+        """Use this strategy for models that are created until the `with` block ends."""
+        if group.count() > 1:
+            system = super().system
+            facts = {"devices": len(system.devices), "platform": system.platform, **_facts(system.settings)}
+            group.agree("the configuration", facts, "Give all instances the same one.")
+        with super().scope():
+            yield self
+
     @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas all instances have together."""
-        each = (instance := group.instance()) and instance.devices_per_replica or 1
-        return len(self.system.devices) // each
+        instance = group.instance()
+        return len(self.system.devices) // (instance.devices_per_replica if instance else 1)
 
     def update_ipu_config(self, config: OptionTree) -> None:
         """Tell a configuration about the instances, as the original does."""
         distribution = config.experimental.multi_replica_distribution
         distribution.process_count, distribution.process_index = group.count(), group.index()
+
+
+def _facts(settings: Settings) -> dict[str, Any]:
+    """What a configuration says, in types that JSON has. Folders may differ between hosts."""
+    local = ("process", "dump_folder", "executable_cache")
+    return {f.name: str(getattr(settings, f.name)) for f in dataclasses.fields(settings) if f.name not in local}

@@ -33,6 +33,9 @@ class Settings:
     dump_folder: Path | None = None
     executable_cache: cache_folder.Cache | None = None
     batch_norm_group: int = 1
+    processes: int = 0
+    """How many instances the configuration is for; 0 if it does not say."""
+    process: int = 0
 
     @property
     def device_count(self) -> int:
@@ -61,6 +64,8 @@ def freeze(config: OptionTree, env: Environment | None = None) -> Settings:
         dump_folder=Path(folder).expanduser() if folder else None,
         executable_cache=cache_folder.choose(env.executable_cache),
         batch_norm_group=config.norms.experimental.distributed_batch_norm_replica_group_size,
+        processes=config.experimental.multi_replica_distribution.process_count,
+        process=config.experimental.multi_replica_distribution.process_index,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+COORDINATOR = "OPENIPU_COORDINATOR"
+
 
 @dataclass(frozen=True, slots=True)
 class Instance:

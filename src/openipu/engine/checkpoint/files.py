@@ -158,7 +158,11 @@ def _digest(text: str) -> str:
 def _checkpointer() -> Any:
     import orbax.checkpoint as ocp
 
-    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    # In a group of processes, each one that reads or writes does so by itself.
+    here = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(here, {here}, f"openipu-{here}")
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
 def is_checkpoint(path: Path) -> bool:

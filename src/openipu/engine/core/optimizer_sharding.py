@@ -94,7 +94,7 @@ def divide(array: Array, replicas: int) -> np.ndarray:
     return flat.reshape(replicas, share)
 
 
-def join(rows: Array | Sequence[Array], shape: Shape) -> Array:
+def join(rows: Array | np.ndarray | Sequence[Array], shape: Shape) -> Array:
     """The inverse of `divide`."""
     return jnp.asarray(np.asarray(rows).reshape(-1)[: math.prod(shape)].reshape(shape))
 

@@ -117,8 +117,8 @@ class ReplicaLayout:
 
 
 # [Note: metrics of several processes] Each replica counts its own metrics, so they are split over replicas. If replicas
-# are in several processes, every device has all of these numbers instead, and they are exchanged when an execution ends.
-# So a callback of one process can read them without the others.
+# lie in several processes, every device has all of the numbers instead, exchanged when an execution ends. So a callback
+# of one process can read them without the others.
 
 
 def own_row(metric: Array, replicas: Replicas) -> Array:
@@ -146,7 +146,8 @@ def agreed(state: State, replicas: Replicas) -> State:
     """The same state in all processes that have replicas."""
     if replicas.is_local:
         return state
-    return jax.tree.unflatten(jax.tree.structure(state), same_values.same(jax.tree.leaves(state)))
+    found: State = jax.tree.unflatten(jax.tree.structure(state), same_values.same(jax.tree.leaves(state)))
+    return found
 
 
 def gathered(state: State, replicas: Replicas) -> State:

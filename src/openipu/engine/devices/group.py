@@ -10,14 +10,15 @@ need no network, so there we make gloo's part ourselves, on loopback. JAX has no
 
 from __future__ import annotations
 
-import functools
+import importlib.metadata
 import json
 import os
+import platform
 import time
 from typing import Any, Final
 
 from openipu.engine.interrupts import let_through
-from openipu.settings.instances import Instance, from_environment
+from openipu.settings.instances import COORDINATOR, Instance, from_environment
 
 import jax
 import jax.extend.backend
@@ -59,11 +60,15 @@ def join() -> Instance:
     launched = from_environment(os.environ)
     if launched is None:
         _joined = _join_scheduled()
-    elif launched.count > 1:
-        _join_launched(launched)
-        _joined = launched
     else:
+        # Processes that this one starts, such as workers that read data, are no instances.
+        os.environ.pop(COORDINATOR)
+        if launched.count > 1:
+            _join_launched(launched)
         _joined = launched
+    versions = {name: importlib.metadata.version(name) for name in ("openipu", "jax", "jaxlib", "keras", "numpy")}
+    python = platform.python_version()
+    agree("versions", {**versions, "python": python}, "Install the same versions on all hosts.")
     return _joined
 
 
@@ -103,8 +108,8 @@ def _not_formed(error: RuntimeError, launched: Instance) -> RuntimeError:
     if "before any JAX calls" in first:
         return RuntimeError("JAX was used before the group was joined. Import openipu first in the script.")
     return RuntimeError(
-        f"Instance {launched.index} of {launched.count} waited {launched.timeout:g} s at {launched.coordinator} and not "
-        f"all instances came. See whether they have started, or give a longer `--timeout`. ({first})"
+        f"Instance {launched.index} of {launched.count} waited {launched.timeout:g} s at {launched.coordinator}, and "
+        f"not all instances came. See whether they have started, or give a longer `--timeout`. ({first})"
     )
 
 
@@ -147,12 +152,15 @@ def exchange(what: str, value: Any) -> list[Any]:
     return [answer for _, answer in answers]
 
 
-def agree(what: str, value: Any, remedy: str) -> None:
-    """Raise if `value` is not the same in all processes."""
-    values = exchange(what, value)
-    other = next((i for i, found in enumerate(values) if found != values[0]), None)
-    if other is not None:
-        raise ValueError(f"{what} is {values[0]!r} in instance 0, but {values[other]!r} in instance {other}. {remedy}")
+def agree(what: str, facts: dict[str, Any], remedy: str) -> None:
+    """Raise if any of the facts is not the same in all processes."""
+    found = exchange(what, facts)
+    for other, theirs in enumerate(found):
+        for name in facts:
+            if theirs[name] != found[0][name]:
+                raise ValueError(
+                    f"{name} is {found[0][name]} in instance 0, but {theirs[name]} in instance {other}. {remedy}"
+                )
 
 
 def of_first(what: str, value: Any) -> Any:
@@ -165,13 +173,8 @@ def any_of(what: str, value: bool) -> bool:
     return any(exchange(what, bool(value)))
 
 
-@functools.cache
-def _prefix() -> str:
-    return "openipu/exchange"
-
-
 def _key(number: int, owner: int) -> str:
-    return f"{_prefix()}/{number}/{owner}"
+    return f"openipu/{number}/{owner}"
 
 
 def _wait_for(client: Any, key: str, other: int, what: str) -> str:

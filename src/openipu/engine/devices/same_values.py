@@ -6,6 +6,7 @@ those of instance 0. So initial values, and whatever a callback changes in one p
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 
@@ -35,8 +36,11 @@ def same(values: Sequence[Array]) -> list[Array]:
 def mark(values: Sequence[Array]) -> None:
     """Note that these arrays are the same in all processes."""
     for value in values:
-        key = id(value)
-        _known[key] = weakref.ref(value, lambda _, key=key: _known.pop(key, None))
+        _known[id(value)] = weakref.ref(value, functools.partial(_forget, id(value)))
+
+
+def _forget(key: int, _: weakref.ref[Array]) -> None:
+    _known.pop(key, None)
 
 
 def _is_known(value: Array) -> bool:

@@ -128,11 +128,25 @@ def configure(settings: Settings | None) -> None:
         if settings == _settings:
             return
         refuse_new_devices()
+        _check_processes(settings)
         _finish()
         attached = None
         if settings is not None and settings.connection is DeviceConnectionType.ALWAYS:
             attached = _attach(settings, _generation + 1)
         _settings, _systems, _generation = settings, attached, _generation + 1
+
+
+def _check_processes(settings: Settings | None) -> None:
+    """Raise if a configuration is for other instances than there are."""
+    if settings is None or not settings.processes:
+        return
+    wanted, found = (settings.process, settings.processes), (group.index(), group.count())
+    if wanted != found:
+        raise ValueError(
+            f"experimental.multi_replica_distribution says that this is instance {wanted[0]} of {wanted[1]}, but it is "
+            f"instance {found[0]} of {found[1]}. Start the script with `openipu launch --num-instances {wanted[1]}`, "
+            "and let `popdist.tensorflow.set_ipu_config` set these options, or leave them at 0."
+        )
 
 
 def attach() -> tuple[System, ...]:

@@ -37,8 +37,8 @@ def _send(array: Any, sharding: NamedSharding) -> Array:
     return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
 
-def _part(array: Any, index: tuple[slice, ...]) -> Any:
-    whole = all(part == slice(None) for part in index)
+def _part(array: Any, index: tuple[slice, ...] | None) -> Any:
+    whole = index is None or all(part == slice(None) for part in index)
     return array if whole else array[index]
 
 
@@ -50,7 +50,8 @@ def send_own(tree: Tree, sharding: jax.Device | NamedSharding, axis: int) -> Tre
     def one(array: np.ndarray) -> Array:
         shape = list(array.shape)
         shape[axis] *= len(sharding.device_set) // len(sharding.addressable_devices)
-        return jax.make_array_from_process_local_data(sharding, array, tuple(shape))
+        whole: Array = jax.make_array_from_process_local_data(sharding, array, tuple(shape))
+        return whole
 
     return jax.tree.map(one, tree)
 

@@ -151,7 +151,9 @@ def _epochs(session: Session, initial_epoch: int, epochs: int) -> range:
     if session.resume is not None:
         return _left(session.resume, initial_epoch, epochs)
     first = keras_api.start_epoch(session.model, initial_epoch)
-    return range(first if session.place("train").replicas.is_local else group.of_first("the first epoch", first), epochs)
+    return range(
+        first if session.place("train").replicas.is_local else group.of_first("the first epoch", first), epochs
+    )
 
 
 def _left(resume: ResumePoint, initial_epoch: int, epochs: int) -> range:

@@ -10,6 +10,7 @@ from openipu.engine.core.model_state import assign, values_of, variables_of
 from openipu.engine.core.state import Mode, State
 from openipu.engine.core.state_layout import StateLayout
 from openipu.engine.devices.launching import is_ready
+from openipu.engine.devices.transfer import local
 from openipu.engine.host_io.step_logs import StillRunning
 from openipu.engine.interrupts import Task, leave, uninterrupted, wait_until
 from openipu.engine.keras_compat import api as keras_api
@@ -106,7 +107,7 @@ class StateInFlight:
             values = values_of(variables_of(self._model, self._mode))
             return values._replace(metrics=self._own_metrics(values) or values.metrics)
         gathered = self._spread.gather(self._state._replace(metrics=[]))
-        return gathered._replace(metrics=self._state.metrics)
+        return gathered._replace(metrics=local(self._state.metrics))
 
     def load(self, state: State) -> None:
         """Continue from a `snapshot`, possibly on another number of replicas."""

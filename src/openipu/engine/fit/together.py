@@ -1,4 +1,4 @@
-"""What the instances of a group do together during `fit`, `evaluate` and `predict`: one bar, one set of files, one end."""
+"""What instances that train together have in common during a call of `fit`: one bar, one set of files, one end."""
 
 from __future__ import annotations
 

@@ -1,0 +1,50 @@
+"""Which instance of a script this process is."""
+
+from __future__ import annotations
+
+from openipu.engine.devices import group, systems
+
+
+def init() -> None:
+    """Join the other instances. Call it before JAX is used; under `openipu launch` it has already happened."""
+    group.join()
+
+
+def isPopdistEnvSet() -> bool:  # noqa: N802 - the name of the original
+    """Whether this process is one of several instances."""
+    return group.instance() is not None
+
+
+def getNumInstances() -> int:  # noqa: N802
+    """How many instances run together."""
+    return group.count()
+
+
+def getInstanceIndex() -> int:  # noqa: N802
+    """The number of this instance, from 0."""
+    return group.index()
+
+
+def getNumTotalReplicas() -> int:  # noqa: N802
+    """How many replicas all instances have together."""
+    return local_devices() * group.count() // getNumIpusPerReplica()
+
+
+def getNumLocalReplicas() -> int:  # noqa: N802
+    """How many replicas this instance has. It is 0 if each replica lies in several instances."""
+    return local_devices() // getNumIpusPerReplica()
+
+
+def getNumIpusPerReplica() -> int:  # noqa: N802
+    """How many devices each replica has."""
+    instance = group.instance()
+    return instance.devices_per_replica if instance else 1
+
+
+def local_devices() -> int:
+    """How many devices this instance has: as the launcher says, else as the configuration does."""
+    instance = group.instance()
+    if instance is not None and instance.replicas is not None:
+        return instance.replicas * instance.devices_per_replica // instance.count
+    settings = systems.configured()
+    return settings.device_count if settings else 1
