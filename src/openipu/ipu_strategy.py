@@ -8,7 +8,7 @@ from typing import Any
 
 from openipu import _validate as validate
 from openipu.engine.devices import systems
-from openipu.engine.devices.current_system import on, open_strategies, ordinal_of
+from openipu.engine.devices.current_system import open_strategies, ordinal_of, within
 from openipu.engine.devices.running import check_not_forked
 from openipu.engine.fit.session import Session
 from openipu.engine.keras_compat.model_classes import extend_new_models
@@ -44,7 +44,7 @@ class IPUStrategyV1:
         enable_dataset_iterators: bool = True,
         enable_keras_extensions: bool = True,
     ) -> None:
-        self._ordinal = ordinal_of(ipu_device)
+        self.ordinal = ordinal_of(ipu_device)
         ordinal_of(cpu_device, "CPU")
         validate.flag("enable_dataset_iterators", enable_dataset_iterators)
         self._enable_keras_extensions = validate.flag("enable_keras_extensions", enable_keras_extensions)
@@ -52,7 +52,7 @@ class IPUStrategyV1:
     @property
     def system(self) -> systems.System:
         """The devices that this strategy uses under the current configuration."""
-        return systems.system(self._ordinal)
+        return systems.system(self.ordinal)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -68,13 +68,8 @@ class IPUStrategyV1:
     def scope(self) -> Iterator[IPUStrategyV1]:
         """Use this strategy for models that are created until the `with` block ends."""
         check_not_forked()
-        stack = open_strategies()
-        stack.append(self)
-        try:
-            with on(self._ordinal), extend_new_models(self._extend, self._adopt):
-                yield self
-        finally:
-            stack.pop()
+        with within(self), extend_new_models(self._extend, self._adopt):
+            yield self
 
     def run(
         self,
@@ -102,8 +97,8 @@ class IPUStrategyV1:
         args, kwargs = validate.sequence("args", args), validate.mapping("kwargs", kwargs, optional=True)
         if current() is not None:
             return fn(*args, **kwargs)
-        with on(self._ordinal):
-            return user_program(fn, self._ordinal)(args, kwargs)
+        with within(self):
+            return user_program(fn, self.ordinal)(args, kwargs)
 
     def experimental_run_v2(self, *_args: Any, **_kwargs: Any) -> Any:
         """Not available; the old name of `run`."""

@@ -10,6 +10,8 @@ from typing import Any
 
 from openipu import _validate as validate
 
+from .systems import System, system
+
 _active = threading.local()
 
 
@@ -44,7 +46,28 @@ def feed_ordinal(value: object) -> int:
     return current_ordinal() or 0 if given is None else given
 
 
+def system_of(ordinal: int) -> System:
+    """System number `ordinal`: with the devices of all instances if a strategy that is open here uses them."""
+    for strategy in reversed(open_strategies()):
+        if strategy.ordinal == ordinal:
+            found: System = strategy.system
+            return found
+    return system(ordinal)
+
+
 def open_strategies() -> list[Any]:
     """The strategies whose scopes are open in this thread, innermost last."""
     strategies: list[Any] = _active.__dict__.setdefault("strategies", [])
     return strategies
+
+
+@contextlib.contextmanager
+def within(strategy: Any) -> Iterator[None]:
+    """Until the block ends, `strategy` is open in this thread, and programs run on its system."""
+    stack = open_strategies()
+    stack.append(strategy)
+    try:
+        with on(strategy.ordinal):
+            yield
+    finally:
+        stack.pop()

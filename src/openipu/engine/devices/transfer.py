@@ -63,14 +63,20 @@ def local(tree: Tree) -> Tree:
 
 def of_all_processes(array: np.ndarray) -> np.ndarray:
     """The arrays of all processes, stacked. All of them call this, with arrays of the same shape."""
-    [stacked] = in_turn(None, jax.devices(), lambda a: (multihost_utils.process_allgather(a),))(array)
-    return np.asarray(stacked)
+    [stacked] = in_turn(None, jax.devices(), lambda a: (multihost_utils.process_allgather(a),))(_bytes(array))
+    return np.asarray(stacked).view(array.dtype).reshape(-1, *array.shape)
 
 
 def of_first_process(arrays: list[np.ndarray]) -> list[np.ndarray]:
     """The arrays of instance 0. All processes call this, with arrays of the same shapes."""
-    [found] = in_turn(None, jax.devices(), lambda a: (multihost_utils.broadcast_one_to_all(a),))(arrays)
-    return list(found)
+    sent = [_bytes(array) for array in arrays]
+    [found] = in_turn(None, jax.devices(), lambda a: (multihost_utils.broadcast_one_to_all(a),))(sent)
+    return [np.asarray(f).view(a.dtype).reshape(a.shape) for f, a in zip(found, arrays, strict=True)]
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    """An array as bytes, because JAX would shorten numbers of 64 bits."""
+    return np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
 
 
 def read(array: Array) -> np.ndarray:

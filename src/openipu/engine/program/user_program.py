@@ -16,13 +16,15 @@ not donated, so that the variables keep their values.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from openipu.engine.core.replicated_step import one_of_several
-from openipu.engine.devices import systems
+from openipu.engine.devices import group, same_values, systems
+from openipu.engine.devices.current_system import system_of
 from openipu.engine.devices.kept_programs import KeptPrograms
 from openipu.engine.devices.launching import in_turn
 from openipu.engine.devices.memory import SLAB_SHARE, free_memory
@@ -207,6 +209,8 @@ class UserProgram:
 
     def _launch_with(self, slabs: list[Tree], needs: Needs, program: CompiledProgram, call: CallArguments) -> Any:
         replicas = self._place.replicas
+        if not replicas.is_local:
+            self._share(needs, call)
         values = self._values(needs)
         feeds = [feed for feed, _ in needs.outfeeds.values()]
         for feed in (*needs.fetched, *feeds):
@@ -214,7 +218,7 @@ class UserProgram:
         try:
             with interruptible() if needs.fetched else contextlib.nullcontext():
                 launch = in_turn(self if needs.state else None, replicas.devices, program.call)
-                result, state, taken, visits = launch(*values, slabs, call.arrays)
+                result, state, taken, visits = launch(*values, slabs, self._sent(call.arrays))
                 if needs.visits_host:
                     jax.block_until_ready((result, state, taken, visits))
         except jax.errors.JaxRuntimeError:
@@ -235,6 +239,28 @@ class UserProgram:
                 raise feed.interrupt
             feed.check()
         return jax.tree.map(lambda a: a if replicas.count == 1 else a.addressable_data(0), result)
+
+    def _share(self, needs: Needs, call: CallArguments) -> None:
+        """Let all instances start alike: arguments must be equal, and variables become those of instance 0."""
+        if needs.sent or needs.fetched or needs.outfeeds:
+            raise NotImplementedError(
+                "A program on several instances cannot use infeed and outfeed queues yet. Use `fit`, or `IPUStrategy`, "
+                "with which instances run apart."
+            )
+        digest = hashlib.blake2b(b"".join(np.ascontiguousarray(a).tobytes() for a in call.arrays)).hexdigest()
+        group.agree(
+            "run",
+            {"The digest of the arguments": digest[:16]},
+            "Give `strategy.run` the same arguments in all instances.",
+        )
+        variables = [*needs.state, *needs.constants]
+        for variable, value in zip(variables, same_values.same([v.value for v in variables]), strict=True):
+            if value is not variable.value:
+                variable.assign(value)
+        same_values.mark([v.value for v in variables])
+
+    def _sent(self, arrays: Tree) -> Tree:
+        return arrays if self._place.replicas.is_local else self._place.replicas.send(arrays)
 
     def _values(self, needs: Needs) -> tuple[list[Array], list[Array]]:
         return [self._take(v) for v in needs.state], [self._take(v) for v in needs.constants]
@@ -257,6 +283,8 @@ class UserProgram:
             spread, value = value, value.addressable_data(0)
             self._spread[id(variable)] = value, spread
         variable.assign(value)
+        if not self._place.replicas.is_local:
+            same_values.mark([variable.value])
 
     def _slab_shapes(self, needs: Needs) -> list[Tree]:
         """The shapes of the slabs that are sent before the launch, and where they live."""
@@ -298,6 +326,6 @@ _programs: KeptPrograms[UserProgram] = KeptPrograms(KEPT)
 
 def user_program(fn: Callable[..., Any], ordinal: int) -> UserProgram:
     """The program of `fn` on system number `ordinal`. Recently used programs are kept."""
-    place = placement_on(systems.system(ordinal))
+    place = placement_on(system_of(ordinal))
     key = (fn if isinstance(fn, Hashable) else SameObject(fn), ordinal)
     return _programs.get(place, key, lambda: UserProgram(fn, place, ordinal))

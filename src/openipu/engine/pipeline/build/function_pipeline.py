@@ -12,6 +12,7 @@ from openipu.engine.core.pipelining import Pipelining
 from openipu.engine.core.state import Outcome, State
 from openipu.engine.data.slab import Slab
 from openipu.engine.devices import systems
+from openipu.engine.devices.current_system import system_of
 from openipu.engine.devices.kept_programs import KeptPrograms
 from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.devices.running import running
@@ -99,8 +100,7 @@ _runners: KeptPrograms[Runner] = KeptPrograms(KEPT)
 def runner(request: Request, element: Tree) -> Runner:
     """The pipeline for a request and the shape of an element. The most recently used ones are kept."""
     systems.reserve()
-    system = systems.system(request.ordinal)
-    place = placement_on(system, request.pipelining.device_count)
+    place = placement_on(system_of(request.ordinal), request.pipelining.device_count)
     shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves(element))
     return _runners.get(place, (request.key, shapes), lambda: _make(request, element, place))
 
