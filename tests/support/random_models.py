@@ -95,6 +95,8 @@ LINKS = ("again", "tied", "tied_operation")
 MIXING = ("activity", "batch_norm", "dropout", "noise", "scaled", "sequential", "functional", "block",
           "composite_noise", "composite_norm", "composite_outer", "composite_losses")  # fmt: skip
 """Depend on how samples are put together."""
+NORMALIZING = ("batch_norm", "functional", "block", "composite_norm", "composite_outer")
+"""Have, or may have, statistics of the batch."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,10 @@ class Recipe:
     @property
     def mixes(self) -> bool:
         return any(step.kind in MIXING for step in self.steps)
+
+    @property
+    def normalizes(self) -> bool:
+        return any(step.kind in NORMALIZING for step in self.steps)
 
 
 def draw(rng: random.Random) -> Recipe:

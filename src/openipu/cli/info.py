@@ -183,4 +183,4 @@ def _unusable(folder: Path) -> str | None:
 
 def environment() -> dict[str, str]:
     """The environment variables that are set and change how programs run."""
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)}
+    return {name: value for name, value in sorted(os.environ.items()) if value and name.startswith(_PREFIXES)}
