@@ -52,7 +52,8 @@ def _own_step(model: keras.Model, mode: Mode, replicas: Replicas, options: Optio
     """The step of a model with a `train_step` or `test_step` of its own."""
     reported: set[str] = set()
     logs = functools.partial(_reported_logs, model, replicas, options.metric_reduction, reported)
-    micro = functools.partial(_user_micro, model, mode, replicas, options.average_replicas, reported)
+    averaged = options.average_replicas or replicas.average
+    micro = functools.partial(_user_micro, model, mode, replicas, averaged, reported)
     return Step(micro, None, Outcome("last", logs if replicas.count > 1 else None), applies=mode == "train")
 
 
@@ -144,7 +145,7 @@ def _reduced_in_apply(
 
     def reduced(gradients: list[Array]) -> list[Array]:
         if active is True:
-            return list(replicas.mean(gradients) if averaged else replicas.sum(gradients))
+            return list(replicas.reduced(gradients, averaged))
         return [g if averaged else replicas.count * g for g in replicas.mean_of_active(gradients, active)]
 
     def apply(original: Callable[..., Any], state: list[Any], gradients: list[Any], weights: list[Any]) -> Any:

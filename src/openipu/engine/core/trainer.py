@@ -62,7 +62,7 @@ class Trainer:
 
     def _update(self, state: State, gradients: list[Array]) -> State:
         replicas = self.layout.replicas
-        gradients = replicas.mean(gradients) if self.averaged else replicas.sum(gradients)
+        gradients = replicas.reduced(gradients, self.averaged)
         trainable, slots = apply_update(self.optimizer, state.optimizer, gradients, state.trainable)
         return state._replace(trainable=trainable, optimizer=slots)
 
@@ -87,7 +87,8 @@ def make_trainer(
         shards, twin = make_shards(optimizer, list(weights), replicas)
     layout = ReplicaLayout(replicas, shards, offload.is_offloaded(updates, replicas))
     accumulation = updates.accumulation.of_weights(weights)
-    return Trainer(optimizer, layout, twin, accumulation, options.average_replicas, place.recompute)
+    averaged = options.average_replicas or replicas.average
+    return Trainer(optimizer, layout, twin, accumulation, averaged, place.recompute)
 
 
 def loss_of(forward: Forward, state: State, batch: Batch) -> Loss:

@@ -56,7 +56,7 @@ def placement_on(system: System, each: int = 1) -> Placement:
             f"{count} replicas. Give a number that does."
         )
     return Placement(
-        Replicas(system.devices[: count * each], each),
+        Replicas(system.devices[: count * each], each, system.average),
         system.generation,
         settings.allow_recompute,
         settings.connection in NOT_RUN,

@@ -36,6 +36,8 @@ class Replicas:
     devices: tuple[jax.Device, ...]
     each: int = 1
     """How many devices each replica has: those of its pipeline."""
+    average: bool = False
+    """Whether gradients are averaged over replicas, whatever the optimizer asks for."""
 
     @property
     def count(self) -> int:
@@ -100,6 +102,10 @@ class Replicas:
     def mean(self, tree: Tree) -> Tree:
         """The mean over all replicas."""
         return tree if self.count == 1 else jax.tree.map(lambda a: a / self.count, self.sum(tree))
+
+    def reduced(self, gradients: Tree, averaged: bool) -> Tree:
+        """The sum or the mean of all replicas' gradients."""
+        return self.mean(gradients) if averaged else self.sum(gradients)
 
     def mean_of_active(self, tree: Tree, active: Array | bool | int, group: int | None = None) -> Tree:
         """The mean over the `active` replicas: among all, or within each group of `group` consecutive ones."""

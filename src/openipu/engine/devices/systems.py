@@ -75,6 +75,8 @@ class System:
     ordinal: int = 0
     own_data: bool = False
     """Whether each process reads its own part of the data."""
+    average: bool = False
+    """Whether gradients are averaged over replicas, whatever the optimizer asks for."""
 
     def of_this_process(self) -> System:
         """The devices of this system that belong to this process."""
@@ -84,11 +86,11 @@ class System:
     def of_all_processes(self, own_data: bool) -> System:
         """The devices of this system and those in the same places in all other processes."""
         if group.count() == 1:
-            return self
+            return replace(self, average=True)
         position = {device: i for i, device in enumerate(_of_process(jax.process_index(), self.platform))}
         places = [position[device] for device in self.devices]
         devices = [_of_process(index, self.platform)[place] for index in range(group.count()) for place in places]
-        return replace(self, devices=tuple(devices), own_data=own_data)
+        return replace(self, devices=tuple(devices), own_data=own_data, average=True)
 
 
 def system(ordinal: int = 0) -> System:

@@ -15,7 +15,8 @@ def describe_updates(feed: Feed, replicas: Replicas, options: Options) -> str:
     samples = f" of {size} samples = {batches * size} samples" if size else ""
     steps = feed.num_steps
     updates = f", {-(-steps // batches)} updates per epoch" if steps else ""
-    factor = accumulation.strength(1 if options.average_replicas else replicas.count)
+    averaged = options.average_replicas or replicas.average
+    factor = accumulation.strength(1 if averaged else replicas.count)
     return (
         f"each update: {replicas.count} replica(s) x {accumulation.steps} micro-batch(es){samples}{updates}; the "
         f"learning rate acts on {factor} x the mean gradient of these samples"

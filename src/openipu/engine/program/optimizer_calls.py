@@ -56,7 +56,7 @@ def _apply(
     trace.optimizers[id(optimizer)] = optimizer
     gradients = map_gradients(optimizer, gradients, [v.value for v in known])
     replicas = trace.replicas
-    gradients = replicas.mean(gradients) if plan.replica_reduction == "mean" else replicas.sum(gradients)
+    gradients = replicas.reduced(gradients, plan.replica_reduction == "mean" or replicas.average)
     with by_engine():
         if not any(isinstance(link, keras.optimizers.LossScaleOptimizer) for link in chain(optimizer)):
             original(gradients, known)

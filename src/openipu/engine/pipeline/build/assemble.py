@@ -75,7 +75,7 @@ def make_loop(
 
 
 def _make_update(model: ModelInStages, weights: Store, updates: Updates, place: Placement) -> Update:
-    average = describe(model.optimizer).replica_reduction == "mean"
+    average = describe(model.optimizer).replica_reduction == "mean" or place.replicas.average
     kind = ShardedUpdate if updates.shard_optimizer and place.replicas.count > 1 else None
     return make_update(model.optimizer, model.weights.variables, weights, average, place.replicas, kind)
 

@@ -84,7 +84,7 @@ class Update:
         """The state after an update with the gradients in `total`."""
         me = lax.axis_index(STAGE_AXIS)
         total = self._sum_tied(me, total)
-        total = self.replicas.mean(total) if self.average else self.replicas.sum(total)
+        total = self.replicas.reduced(total, self.average)
         norm, finite = self._over_all(me, total)
         gradients = _Gradients(total, self._clip_factor(norm, common), finite)
         state = UpdateState(weights, slots, common)

@@ -1,0 +1,68 @@
+"""Several instances of a script that train one model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import instances
+
+CASES = ("plain", "accumulated", "sharded", "pipeline")
+
+
+def launch(folder: Path, instances_: int, devices: int, shard: str, *cases: str) -> str:
+    """Run the script on `instances_` instances, and return what it prints."""
+    arguments = [instances.__file__, str(folder), str(devices), shard, *cases]
+    command = [sys.executable, "-m", "openipu", "launch", "--num-instances", str(instances_), "--num-replicas",
+               str(instances_ * devices)]  # fmt: skip
+    if instances_ == 1:
+        command = [sys.executable]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def results(folder: Path, case: str, shard: str, instance: int = 0) -> dict[str, Any]:
+    with np.load(folder / f"{case}-{shard}-{instance}.npz") as found:
+        return dict(found)
+
+
+def assert_same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(actual[name], value, rtol=0, atol=2e-6, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of a single process with four devices."""
+    folder = tmp_path_factory.mktemp("one")
+    launch(folder, 1, 4, "one", *CASES)
+    return folder
+
+
+@pytest.mark.parametrize(("count", "devices"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.slow)])
+def test_equals_one_process(count: int, devices: int, one: Path, tmp_path: Path) -> None:
+    """With one device for each instance, the stages of a pipeline are in different instances."""
+    shown = launch(tmp_path, count, devices, "auto", *CASES)
+    for case in CASES:
+        for instance in range(count):
+            assert_same(results(tmp_path, case, "auto", instance), results(one, case, "one"))
+    assert {path.name for path in tmp_path.glob("*.csv")} == {f"{case}-0.csv" for case in CASES}
+    assert sum("Epoch 1/3" in line for line in shown.splitlines()) == len(CASES), "one instance shows the progress"
+
+
+def test_instances_with_data_of_their_own(tmp_path: Path) -> None:
+    """Each sample is used once, although one instance has more of them than the other."""
+    launch(tmp_path, 2, 2, "off", "plain")
+    first, second = (results(tmp_path, "plain", "off", i) for i in range(2))
+    assert first["history count"].tolist()[:2] == [sum(instances.SIZES)] * 2
+    assert first["evaluated count"] == sum(instances.SIZES)
+    assert (len(first["outputs"]), len(second["outputs"])) == instances.SIZES
+    del first["outputs"], second["outputs"]
+    assert_same(first, second)
