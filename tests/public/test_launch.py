@@ -1,10 +1,13 @@
 """`openipu launch` with real processes. Most are shells, which start at once. They say "ready" when they wait."""
 
+import fcntl
 import os
 import random
 import signal
 import subprocess
 import sys
+import termios
+import time
 
 import pytest
 
@@ -76,6 +79,29 @@ def test_output_that_cannot_be_written_ends_all():
         env=environment(), capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (full.returncode, full.stderr) == (1, "Error: [Errno 28] No space left on device\n")
+
+
+def wait_until_full(pipe):
+    """Wait until nothing more can be written to a pipe."""
+    size = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+    while int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder) < size:
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_output_that_is_not_read_does_not_keep_ctrl_c_from_ending_all():
+    """As in a pager that waits. Takes seconds, because nobody can tell that the last lines will not be read."""
+    with subprocess.Popen(
+        command("sh", "-c", "echo $$ >&2; exec yes"),
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        pid = int(process.stderr.readline().split()[-1])
+        wait_until_full(process.stdout)
+        process.send_signal(signal.SIGINT)
+        wait_for_the_end_of(pid)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == "stopped by SIGINT\n"
+        assert process.wait() == 130
 
 
 # --- the environment -------------------------------------------------------------------------------------------------

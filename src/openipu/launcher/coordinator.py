@@ -8,7 +8,7 @@ from typing import Final
 
 from .job import Job, address, port_holder
 from .ports import hold, read
-from .process import Ended
+from .process import Ended, exit_code
 
 _LOOK_SECONDS: Final = 0.2
 
@@ -44,7 +44,7 @@ def _wait_for_port(holder: subprocess.Popen[bytes], stop: Callable[[], bool]) ->
         line = holder.stdout.readline()
         if not line:
             last = tuple(holder.stderr.read().splitlines())
-            return Ended(0, holder.wait(), started=False, last=last, shown=False)
+            return Ended(0, exit_code(holder), started=False, last=last, shown=False)
         if (port := read(line)) is not None:
             return port
     return None

@@ -1,6 +1,7 @@
 """Where the output of all instances goes: the launcher's own output, line by line."""
 
-import io
+import os
+import select
 import sys
 import threading
 from collections import deque
@@ -25,11 +26,10 @@ class Output:
         """Write to the output, or the error output."""
         stream = sys.stderr if error else sys.stdout
         with self._lock:
-            if not isinstance(stream, io.TextIOWrapper) or not data or self._broken:  # closed
+            if stream is None or self._broken:  # closed
                 return
             try:
-                stream.buffer.write(data)
-                stream.flush()
+                _write(stream.fileno(), data)
             except OSError as problem:
                 self._broken = True
                 self._failed(problem)
@@ -79,6 +79,16 @@ class InstanceOutput:
             self._last.extend(lines)
         if self.shown:
             self._output.write(data if self._raw else prefixed(lines, self._prefix), error=error)
+
+
+def _write(file: int, data: bytes) -> None:
+    """Write all bytes, without Python's buffers: they keep what could not be written, and try again at the end."""
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[os.write(file, left) :]
+        except BlockingIOError:  # another program has changed how the terminal works
+            select.select([], [file], [])
 
 
 def _partition(data: bytes, mark: bytes) -> tuple[bytes, bool, bytes]:

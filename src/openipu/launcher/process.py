@@ -76,10 +76,15 @@ class Process:
                         self._output.feed(data, error=key.data)
                     else:
                         selector.unregister(key.fileobj)
-        code = self._process.wait()
+        code = exit_code(self._process)
         self._output.end()
-        code = code if code >= 0 else 128 - code
         self._ended(Ended(self._index, code, self._output.started, self._output.last, self._output.shown))
+
+
+def exit_code(process: subprocess.Popen[bytes]) -> int:
+    """The exit code of a process that ends, as shells report it: 128 + n if signal n has ended it."""
+    code = process.wait()
+    return code if code >= 0 else 128 - code
 
 
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
