@@ -61,15 +61,17 @@ def test_the_output_of_one_instance_stays_as_it_is():
     assert (output, errors) == (b"\r10 %\r20 %\n\nno end1", b"error1")
 
 
-def test_what_outlives_an_instance_does_not_hold_the_launcher():
+def test_what_outlives_an_instance_does_not_hold_the_launcher(tmp_path):
     """Its process group ends with it. A process that has left the group stays, and so does its end of the pipe."""
-    found = launch("sh", "-c", "sleep 1000 & echo group $!; setsid sleep 1000 & echo left $!")
-    group, left = (int(line.split()[-1]) for line in found.stdout.splitlines())
+    leave = f"echo $$ > {tmp_path}/left; exec sleep 1000"
+    script = f"setsid sh -c '{leave}' & while ! test -s {tmp_path}/left; do sleep 0.05; done; sleep 1000 & echo $!"
     try:
-        assert found.returncode == 0
-        wait_for_the_end_of(group)
+        found = launch("sh", "-c", script)
     finally:
-        os.kill(left, signal.SIGKILL)
+        os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
+    group = int(found.stdout.split()[-1])
+    assert found.returncode == 0
+    wait_for_the_end_of(group)
 
 
 def test_output_that_cannot_be_written_ends_all():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PATIENCE = 60
+PATIENCE = 30
 """Seconds after which something that should have happened never will."""
 
 
@@ -74,6 +75,9 @@ def is_running(pid: int) -> bool:
 
 def wait_for_the_end_of(*pids: int) -> None:
     until = time.monotonic() + PATIENCE
-    while any(map(is_running, pids)):
-        assert time.monotonic() < until, f"still running: {[pid for pid in pids if is_running(pid)]}"
+    while left := [pid for pid in pids if is_running(pid)]:
+        if time.monotonic() > until:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            raise AssertionError(f"still running: {left}")
         time.sleep(0.02)

@@ -144,11 +144,14 @@ def launch_instances(
 ) -> None:
     """Start several processes (instances) of one script, which train together, as poprun does.
 
-    If one fails, all are ended, and its last words are shown last; the exit code is that of the first failure.
+    If one fails, all are ended, and its last words are shown last.
+    The exit code is that of the first failure.
     Ctrl-C ends all of them, and a second Ctrl-C kills them at once.
 
-    With --host, the script, the folder and Python must have the same paths on all hosts, and ssh must need no password.
-    PATH, PYTHONPATH, LD_LIBRARY_PATH and the variables of OpenIPU, Keras, JAX, XLA and NCCL go along.
+    With --host, the script, the folder and Python have the same paths on all hosts.
+    Each host knows the first one by its name, and ssh needs no password.
+    PATH, PYTHONPATH, LD_LIBRARY_PATH and all that begins with OPENIPU_,
+    KERAS_, JAX_, XLA_, TF_POPLAR_, POPLAR_, CUDA_VISIBLE or NCCL_ go along.
 
     Options of poprun for IPUs and MPI are accepted, and named once as having no effect.
 

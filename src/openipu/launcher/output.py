@@ -62,7 +62,8 @@ class InstanceOutput:
         """Take bytes that the instance has written."""
         if not error and not self.started:
             self._before += data
-            before, self.started, after = _partition(self._before, STARTED)
+            before, mark, after = self._before.partition(STARTED)
+            self.started = bool(mark)
             if not self.started:
                 return
             data, self._before = before + after, b""
@@ -89,8 +90,3 @@ def _write(file: int, data: bytes) -> None:
             left = left[os.write(file, left) :]
         except BlockingIOError:  # another program has changed how the terminal works
             select.select([], [file], [])
-
-
-def _partition(data: bytes, mark: bytes) -> tuple[bytes, bool, bytes]:
-    before, found, after = data.partition(mark)
-    return before, bool(found), after

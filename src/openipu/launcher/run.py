@@ -92,13 +92,15 @@ def _stops_become(events: Events) -> Iterator[None]:
 def _run_once(job: Job, restarts: int, output: Output, events: Events) -> tuple[Event | None, bool]:
     """Start all instances and wait for them. Returns what went wrong, if anything, and whether to try again."""
     with coordinator(job, stop=lambda: not events.empty()) as at:
+        if at is None:
+            return events.get(), False
         if isinstance(at, Ended):
             return at, True
         running: dict[int, Process] = {}
         try:
-            for index in range(job.instances if at else 0):
-                running[index] = Process(job, job.instance(index, at or "", restarts), output, events.put)
-        except OSError as problem:  # the system has no room for so many processes
+            for index in range(job.instances):
+                running[index] = Process(job, job.instance(index, at, restarts), output, events.put)
+        except OSError as problem:  # the system allows no more processes
             events.put(problem)
         why = _wait(running, events)
         return why, _end(running, events, _INTERRUPT if why is signal.SIGINT else _END)
