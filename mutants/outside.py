@@ -13,6 +13,9 @@ SCHEDULE = "public/test_schedule_command.py"
 OPS = "public/test_ops.py"
 OPTIMIZERS = "public/test_optimizers.py"
 DATA = "public/test_data.py"
+INSTANCES = "settings/test_instances.py"
+LAUNCH = "public/test_launch.py"
+HOSTS = "public/test_launch_hosts.py"
 
 SETTINGS = [
     mutant(
@@ -181,4 +184,105 @@ PUBLIC = [
     ),
 ]
 
-MUTANTS: tuple[Mutant, ...] = (*SETTINGS, *CHECKS, *COMMAND_LINE, *PUBLIC)
+LAUNCHER = [
+    mutant(
+        "an-instance-more-than-there-are",
+        "settings/instances.py",
+        "    if index >= count:\n",
+        "    if index > count:\n",
+        f"{INSTANCES}::test_a_wrong_variable_is_named",
+    ),
+    mutant(
+        "half-a-replica-in-each-instance",
+        "settings/instances.py",
+        "return replicas % count == 0",
+        "return replicas * devices_per_replica % count == 0",
+        f"{INSTANCES}::test_numbers_that_do_not_match",
+    ),
+    mutant(
+        "the-launcher-eats-the-options-of-scripts",
+        "cli/poprun.py",
+        'while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--"):',
+        'while rest and rest[0].startswith("-") and rest[0] != "--":',
+        "public/test_poprun_options.py::test_where_the_options_end",
+    ),
+    mutant(
+        "what-an-instance-started-outlives-it",
+        "launcher/keeper.py",
+        "    _send(instance.pid, signal.SIGKILL)  # what it has left behind\n",
+        "",
+        f"{LAUNCH}::test_what_outlives_an_instance_does_not_hold_the_launcher",
+    ),
+    mutant(
+        "only-the-first-process-of-an-instance-ends",
+        "launcher/keeper.py",
+        "os.killpg(group, number)",
+        "os.kill(group, number)",
+        f"{LAUNCH}::test_what_outlives_an_instance_does_not_hold_the_launcher",
+    ),
+    mutant(
+        "instances-outlive-the-launcher",
+        "launcher/keeper.py",
+        "    _send(group, signal.SIGTERM)\n    time.sleep(GRACE_SECONDS)\n    _send(group, signal.SIGKILL)\n",
+        "",
+        f"{LAUNCH}::test_a_killed_launcher_leaves_nothing_behind",
+    ),
+    mutant(
+        "instances-outlive-their-keeper",
+        "launcher/keeper.py",
+        "libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)",
+        "libc.prctl(PR_SET_PDEATHSIG, 0)",
+        f"{LAUNCH}::test_a_killed_keeper_leaves_nothing_behind",
+    ),
+    mutant(
+        "whoever-holds-the-output-holds-the-launcher",
+        "launcher/process.py",
+        "                if over and not ready:\n                    break\n",
+        "",
+        f"{LAUNCH}::test_what_outlives_an_instance_does_not_hold_the_launcher",
+    ),
+    mutant(
+        "a-port-that-nobody-else-can-bind",
+        "launcher/ports.py",
+        "socket.SO_REUSEPORT, 1)",
+        "socket.SO_REUSEPORT, 0)",
+        f"{LAUNCH}::test_instances_meet_at_the_held_port",
+    ),
+    mutant(
+        "a-second-ctrl-c-is-not-heard",
+        "launcher/run.py",
+        "if event is signal.SIGINT and not hurry:",
+        "if event is signal.SIGTERM and not hurry:",
+        f"{LAUNCH}::test_a_second_ctrl_c_kills_at_once",
+    ),
+    mutant(
+        "sigterm-instead-of-ctrl-c",
+        "launcher/run.py",
+        "_INTERRUPT if why is signal.SIGINT else _END",
+        "_END",
+        f"{LAUNCH}::test_ctrl_c_is_passed_on",
+    ),
+    mutant(
+        "restart-after-ctrl-c",
+        "launcher/run.py",
+        "if not isinstance(why, Ended) or not again or restarts == job.max_restarts:",
+        "if why is None or restarts == job.max_restarts:",
+        f"{LAUNCH}::test_a_second_ctrl_c_kills_at_once",
+    ),
+    mutant(
+        "what-a-shell-says-is-the-start",
+        "launcher/output.py",
+        "            if not self.started:\n                return\n",
+        "            self.started = True\n",
+        f"{HOSTS}::test_hosts_get_their_instances",
+    ),
+    mutant(
+        "variables-are-not-quoted",
+        "launcher/job.py",
+        "exec {shlex.join(['env', *settings, *words])}",
+        "exec {' '.join(['env', *settings, *words])}",
+        f"{HOSTS}::test_hosts_get_their_instances",
+    ),
+]
+
+MUTANTS: tuple[Mutant, ...] = (*SETTINGS, *CHECKS, *COMMAND_LINE, *PUBLIC, *LAUNCHER)

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .poprun import LaunchCommand
 from .terminal import mend_environment
 
 
@@ -104,4 +105,70 @@ def show_schedule(
     try:
         run(Options(name, stages, micro_batches, devices, not inference, svg))
     except (ValueError, NotImplementedError, OSError) as error:
+        fail(error, 2)
+
+
+@app.command("launch", cls=LaunchCommand, no_args_is_help=True)
+def launch_instances(
+    context: typer.Context,
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="COMMAND", help="A script (train.py), -m and a module, or any other command; then its arguments."
+        ),
+    ],
+    num_instances: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Processes to start.", show_default="one, or one per host")
+    ] = None,
+    num_replicas: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Replicas of all instances together.", show_default="one per instance"),
+    ] = None,
+    ipus_per_replica: Annotated[int, typer.Option(min=1, metavar="N", help="Devices of each replica.")] = 1,
+    host: Annotated[
+        str | None,
+        typer.Option("--host", "--hosts", metavar="A,B", help="Start the processes on these hosts, through ssh."),
+    ] = None,
+    only_output_from_instance: Annotated[
+        int | None, typer.Option(min=0, metavar="I", help="Show the output of this instance only, as it is.")
+    ] = None,
+    executable_cache_path: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Where the instances keep compiled programs.")
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, metavar="N", help="How often to start all again if one fails.")
+    ] = 0,
+    timeout: Annotated[
+        int, typer.Option(min=1, metavar="SECONDS", help="How long instances wait for each other at the start.")
+    ] = 300,
+) -> None:
+    """Start several processes (instances) of one script, which train together, as poprun does.
+
+    If one fails, all are ended, and its last words are shown last.
+    The exit code is that of the first failure.
+    Ctrl-C ends all of them, and a second Ctrl-C kills them at once.
+
+    With --host, the script, the folder and Python have the same paths on all hosts.
+    Each host knows the first one by its name, and ssh needs no password.
+    PATH, PYTHONPATH, LD_LIBRARY_PATH and all that begins with OPENIPU_,
+    KERAS_, JAX_, XLA_, TF_POPLAR_, POPLAR_, CUDA_VISIBLE or NCCL_ go along.
+
+    Options of poprun for IPUs and MPI are accepted, and named once as having no effect.
+
+    Examples:
+
+    openipu launch --num-instances 2 --num-replicas 4 train.py --epochs 3
+
+    openipu launch --host a,b --num-instances 4 --max-restarts 3 -m package.train
+    """
+    from .launch import Options, run
+    from .terminal import fail
+
+    options = Options(
+        tuple(command), num_instances, num_replicas, ipus_per_replica, host, only_output_from_instance,
+        executable_cache_path, max_restarts, timeout,
+    )  # fmt: skip
+    try:
+        run(options, context.obj)
+    except (ValueError, OSError) as error:
         fail(error, 2)

@@ -43,8 +43,8 @@ def getNumIpusPerReplica() -> int:  # noqa: N802
 
 def local_devices() -> int:
     """How many devices this instance has: as the launcher says, else as the configuration does."""
-    instance = group.instance()
-    if instance is not None and instance.replicas is not None:
-        return instance.replicas * instance.devices_per_replica // instance.count
+    launched = group.launched()
+    if launched is not None:
+        return launched.local_devices
     settings = systems.configured()
     return settings.device_count if settings else 1

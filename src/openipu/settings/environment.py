@@ -85,6 +85,17 @@ def running_on_ipu_model() -> bool:
     return environment().use_ipu_model
 
 
+def with_executable_cache(flags: str, folder: str) -> str:
+    """A value for TF_POPLAR_FLAGS: these flags, and --executable_cache_path."""
+    if not folder or folder.split() != [folder]:
+        raise ValueError(
+            f"{folder!r} cannot be the folder of compiled programs, because flags are separated by spaces. Use a path "
+            "without spaces."
+        )
+    others = [flag for flag in flags.split() if flag.partition("=")[0] != "--executable_cache_path"]
+    return " ".join([*others, f"--executable_cache_path={folder}"])
+
+
 def _flags(text: str) -> dict[str, str]:
     flags = {}
     for word in text.split():

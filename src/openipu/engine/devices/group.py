@@ -10,15 +10,19 @@ need no network, so there we make gloo's part ourselves, on loopback. JAX has no
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
+import logging
 import os
 import platform
+import sys
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from openipu.engine.interrupts import let_through
-from openipu.settings.instances import COORDINATOR, Instance, from_environment
+from openipu.settings.instances import VARIABLES, Instance, from_environment
 
 import jax
 import jax.extend.backend
@@ -31,12 +35,18 @@ LOOPBACK: Final = "127.0.0.1"
 
 _jax: Any = jax
 _joined: Instance | None = None
+_launched = False
 _sent = 0
 
 
 def instance() -> Instance | None:
     """This process as a member of a group. None if it runs alone."""
     return _joined
+
+
+def launched() -> Instance | None:
+    """This process as `openipu launch` has described it. None if it runs alone, or if a scheduler has started it."""
+    return _joined if _launched else None
 
 
 def index() -> int:
@@ -54,18 +64,21 @@ def join() -> Instance:
 
     Waits for all others. This must happen before JAX is used.
     """
-    global _joined
+    global _joined, _launched
     if _joined is not None:
         return _joined
     launched = from_environment(os.environ)
+    if launched is None or launched.count > 1:
+        _jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM, which is to end us
+        sys.excepthook = functools.partial(_end_at_once, sys.excepthook)
     if launched is None:
         _joined = _join_scheduled()
     else:
-        # Processes that this one starts, such as workers that read data, are no instances.
-        os.environ.pop(COORDINATOR)
+        for name in VARIABLES:  # processes that this one starts, such as workers that read data, are no instances
+            os.environ.pop(name, None)
         if launched.count > 1:
             _join_launched(launched)
-        _joined = launched
+        _joined, _launched = launched, True
     versions = {name: importlib.metadata.version(name) for name in ("openipu", "jax", "jaxlib", "keras", "numpy")}
     python = platform.python_version()
     agree("versions", {**versions, "python": python}, "Install the same versions on all hosts.")
@@ -81,8 +94,9 @@ def _join_launched(launched: Instance) -> None:
             launched.coordinator,
             launched.count,
             launched.index,
+            _own_gpus(launched),
             cluster_detection_method="deactivate",
-            initialization_timeout=int(launched.timeout),
+            initialization_timeout=launched.timeout,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             coordinator_bind_address=launched.coordinator if host == LOOPBACK else f"[::]:{port}",
         )
@@ -100,7 +114,22 @@ def _join_scheduled() -> Instance:
             f"or with Slurm, Open MPI or Kubernetes. ({str(error).splitlines()[0]})"
         ) from error
     state = _state()
-    return Instance(state.process_id, state.num_processes, None, 1, state.coordinator_address)
+    return Instance(state.process_id, state.num_processes, state.num_processes, 1, state.coordinator_address)
+
+
+def _own_gpus(launched: Instance) -> list[int]:
+    """The numbers of this instance's GPUs on its host, if it has any."""
+    first = launched.local_index * launched.local_devices
+    return list(range(first, first + launched.local_devices))
+
+
+def _end_at_once(show: Callable[..., None], kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Show an error that nobody has caught, and end. JAX would wait for the others, which wait for this process."""
+    show(kind, error, trace)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
 
 def _not_formed(error: RuntimeError, launched: Instance) -> RuntimeError:
