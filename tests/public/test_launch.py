@@ -120,6 +120,7 @@ def test_what_the_processes_are_told():
         "OPENIPU_INSTANCE=1",
         "OPENIPU_IPUS_PER_REPLICA=3",
         "OPENIPU_LAUNCH_TIMEOUT=7",
+        "OPENIPU_LOCAL_INSTANCE=1",
         "OPENIPU_NUM_INSTANCES=2",
         "OPENIPU_NUM_REPLICAS=4",
         "OPENIPU_RESTARTS=0",

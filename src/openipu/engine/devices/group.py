@@ -17,6 +17,7 @@ import logging
 import os
 import platform
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -89,6 +90,9 @@ def _join_launched(launched: Instance) -> None:
     host, _, port = launched.coordinator.rpartition(":")
     if host == LOOPBACK:
         jax.extend.backend.register_backend_factory("cpu", _cpu_on_loopback, fail_quietly=False)
+    # JAX would end the process with a stack of C++ functions.
+    alarm = threading.Timer(launched.timeout, _nobody_came, [launched])
+    alarm.start()
     try:
         _jax.distributed.initialize(
             launched.coordinator,
@@ -96,12 +100,27 @@ def _join_launched(launched: Instance) -> None:
             launched.index,
             _own_gpus(launched),
             cluster_detection_method="deactivate",
-            initialization_timeout=launched.timeout,
+            initialization_timeout=launched.timeout + 60,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             coordinator_bind_address=launched.coordinator if host == LOOPBACK else f"[::]:{port}",
         )
     except RuntimeError as error:
-        raise _not_formed(error, launched) from error
+        if "before any JAX calls" in str(error):
+            raise RuntimeError(
+                "JAX was used before the instances have met. Import openipu first in the script."
+            ) from error
+        raise
+    finally:
+        alarm.cancel()
+
+
+def _nobody_came(launched: Instance) -> None:
+    sys.stderr.write(
+        f"Instance {launched.index} of {launched.count} waited {launched.timeout} s at {launched.coordinator}, and not "
+        "all instances came. See whether all of them have started, or give a longer `--timeout`.\n"
+    )
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _join_scheduled() -> Instance:
@@ -130,16 +149,6 @@ def _end_at_once(show: Callable[..., None], kind: type[BaseException], error: Ba
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
-
-
-def _not_formed(error: RuntimeError, launched: Instance) -> RuntimeError:
-    first = str(error).splitlines()[0]
-    if "before any JAX calls" in first:
-        return RuntimeError("JAX was used before the group was joined. Import openipu first in the script.")
-    return RuntimeError(
-        f"Instance {launched.index} of {launched.count} waited {launched.timeout:g} s at {launched.coordinator}, and "
-        f"not all instances came. See whether they have started, or give a longer `--timeout`. ({first})"
-    )
 
 
 def _cpu_on_loopback() -> Any:

@@ -1,0 +1,98 @@
+"""Instances that fail, differ, never come or are killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import instance_faults
+
+KILLS = int(os.environ.get("OPENIPU_KILLS", "3"))
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "openipu", "launch", "--num-instances", "2", *words]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    done = command(*words[:-1], instance_faults.__file__, *words[-1:])
+    return subprocess.run(done, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_an_error_in_one_instance_ends_all() -> None:
+    done = run("raises")
+    assert done.returncode == 1
+    *_, before, last = [line for line in done.stderr.splitlines() if line.strip()]
+    assert (before, last) == ("[1] ZeroDivisionError: on purpose", "Error: instance 1 failed with exit code 1")
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("differs", "devices is 1 in instance 0, but 2 in instance 1. Give all instances the same one."),
+        ("other calls", "All instances must make the same calls in the same order."),
+    ],
+)
+def test_instances_that_differ(what: str, message: str) -> None:
+    done = run(what)
+    assert done.returncode == 1
+    assert message in done.stderr
+
+
+def test_an_instance_that_never_comes() -> None:
+    done = run("--timeout", "5", "never comes")
+    assert done.returncode == 1
+    assert "of 2 waited 5 s at 127.0.0.1" in done.stderr
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(KILLS, marks=pytest.mark.slow)])
+def test_killed_instances_start_again_and_end_with_the_same_bytes(tmp_path: Path, kills: int) -> None:
+    """Set OPENIPU_KILLS to the number of kills of the slow test."""
+    whole = subprocess.run(
+        command(instance_faults.__file__, "trains", str(tmp_path / "whole")),
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    chance = random.Random(kills)
+    words = ["--max-restarts", str(kills), instance_faults.__file__, "trains", str(tmp_path / "killed")]
+    with subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launched:
+        assert launched.stdout is not None
+        for _ in range(kills):
+            shown = 0
+            for line in launched.stdout:
+                shown += "epoch" in line
+                if shown > 4:
+                    break
+            time.sleep(chance.random() / 4)
+            os.kill(chance.choice(_instances(launched.pid)), signal.SIGKILL)
+        rest = launched.stdout.read()
+        assert launched.wait(300) == 0, rest
+    assert f"restart {kills} of {kills}" in rest or kills > 1
+    assert set(_ends(rest)) == set(_ends(whole.stdout))
+
+
+def _ends(shown: str) -> list[str]:
+    found = re.findall(r"ended (\w+)", shown)
+    assert len(found) == 2
+    return found
+
+
+def _instances(launcher: int) -> list[int]:
+    """The processes that run the script: children of the keepers."""
+    found = []
+    for keeper in _children(launcher):
+        found += _children(keeper)
+    assert len(found) == 2
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(word) for task in tasks for word in task.read_text().split()]

@@ -1,0 +1,75 @@
+"""Instances that go wrong, or that train until somebody kills one of them.
+
+python tests/support/instance_faults.py WHAT [FOLDER]
+"""
+
+import hashlib
+import os
+import sys
+import time
+from typing import Any
+
+if sys.argv[1] == "never comes" and os.environ["OPENIPU_INSTANCE"] == "1":
+    time.sleep(60)
+
+import openipu as ipu
+from openipu import popdist
+
+import keras
+import numpy as np
+
+
+def strategy(devices: int = 1) -> ipu.distributed.popdist_strategy.PopDistStrategy:
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = devices
+    config.configure_ipu_system()
+    return ipu.distributed.popdist_strategy.PopDistStrategy(shard="auto")
+
+
+class Begun(keras.callbacks.Callback):
+    """Says when training is under way, and may fail."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self._fails = fails
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        del logs
+        print(f"epoch {epoch}", flush=True)
+        if self._fails and epoch == 1:
+            raise ZeroDivisionError("on purpose")
+
+
+def train(folder: str | None, fails: bool = False, epochs: int = 60) -> None:
+    keras.utils.set_random_seed(5)
+    rng = np.random.default_rng(0)
+    x, y = rng.random((403, 16), np.float32), rng.integers(0, 4, 403)
+    with strategy().scope():
+        model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(64, "relu"), keras.layers.Dropout(0.2)])
+        model.add(keras.layers.Dense(4))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"], steps_per_execution=10)
+    saved = [ipu.callbacks.Checkpoint(folder, keep=2, max_share=1)] if folder else []
+    history = model.fit(x, y, batch_size=8, epochs=epochs, verbose=0, callbacks=[*saved, Begun(fails)])
+    digest = hashlib.sha256(repr(history.history).encode())
+    for variable in [*model.weights, *model.optimizer.variables]:
+        digest.update(np.ascontiguousarray(variable.value).tobytes())
+    print(f"ended {digest.hexdigest()}", flush=True)
+
+
+def main(what: str, folder: str | None = None) -> None:
+    last = popdist.getInstanceIndex() == popdist.getNumInstances() - 1
+    if what == "raises":
+        train(None, fails=last)
+    elif what == "differs":
+        with strategy(1 + last).scope():
+            pass
+    elif what == "other calls":
+        popdist_ops = ipu.distributed
+        popdist_ops.allreduce(np.ones(2)) if last else popdist_ops.broadcast(np.ones(2))
+    else:
+        train(folder)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
