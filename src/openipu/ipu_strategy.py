@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from openipu import _validate as validate
-from openipu.engine.devices import systems
+from openipu.engine.devices import group, systems
 from openipu.engine.devices.current_system import open_strategies, ordinal_of, within
 from openipu.engine.devices.running import check_not_forked
 from openipu.engine.fit.session import Session
@@ -55,6 +55,11 @@ class IPUStrategyV1:
         return systems.system(self.ordinal)
 
     @property
+    def shared(self) -> bool:
+        """Whether all instances train this strategy's models together; see `PopDistStrategy`."""
+        return False
+
+    @property
     def num_replicas_in_sync(self) -> int:
         """Always 1, as in the original, so that scripts do not divide the loss by the number of replicas."""
         return 1
@@ -68,6 +73,11 @@ class IPUStrategyV1:
     def scope(self) -> Iterator[IPUStrategyV1]:
         """Use this strategy for models that are created until the `with` block ends."""
         check_not_forked()
+        if group.count() > 1 and not self.shared:
+            validate.notice(
+                f"IPUStrategy trains in each of the {group.count()} instances separately. Use "
+                "ipu.distributed.popdist_strategy.PopDistStrategy to train one model in all of them."
+            )
         with within(self), extend_new_models(self._extend, self._adopt):
             yield self
 

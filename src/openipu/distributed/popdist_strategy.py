@@ -75,6 +75,11 @@ class PopDistStrategy(IPUStrategyV1):
             yield self
 
     @property
+    def shared(self) -> bool:
+        """Whether all instances train this strategy's models together."""
+        return True
+
+    @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas all instances have together."""
         instance = group.instance()

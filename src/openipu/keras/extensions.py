@@ -17,6 +17,7 @@ from openipu.engine.core.model_state import variables_of
 from openipu.engine.core.options import MetricReduction, Options
 from openipu.engine.core.state import Mode
 from openipu.engine.core.updates import Updates
+from openipu.engine.devices import group
 from openipu.engine.fit import fit as run
 from openipu.engine.fit.session import Session
 from openipu.engine.fit.step_function import StepFunction
@@ -199,6 +200,26 @@ class ModelExtension(PipeliningExtension):
         _check_feed_options(kwargs, "buffer_depth", _OUTFEED_OWN)
         depth = validate.count("buffer_depth", kwargs["buffer_depth"]) if "buffer_depth" in kwargs else None
         self._set_ipu_options(buffer_depth=depth)
+
+    @functools.wraps(keras.Model.save)
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Save the model. Of instances that train it together, the first one writes the file."""
+        self._save(super().save, *args, **kwargs)  # type: ignore[misc]
+
+    @functools.wraps(keras.Model.save_weights)
+    def save_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Save the weights. Of instances that train them together, the first one writes the file."""
+        self._save(super().save_weights, *args, **kwargs)  # type: ignore[misc]
+
+    @functools.wraps(keras.Model.export)
+    def export(self, *args: Any, **kwargs: Any) -> None:
+        """Export the model. Of instances that train it together, the first one writes the files."""
+        self._save(super().export, *args, **kwargs)  # type: ignore[misc]
+
+    def _save(self, write: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        self._ipu_session.sync()  # instances may have to do this together
+        if group.index() == 0 or not self._ipu_session.strategy.shared:
+            write(*args, **kwargs)
 
     def save_assets(self, dir_path: str) -> None:
         """Write the options next to the weights. Plain Keras ignores them and reads the rest of the file."""

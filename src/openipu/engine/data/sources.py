@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import zlib
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -221,6 +222,8 @@ class _StreamPass:
             self._batches = itertools.chain([other], self._batches)
         if self._parts is not None:
             return self._parts.slab(begin, steps, self._width, alike, tail, self._full)
+        if not self._replicas.is_local:
+            _check_same([*alike, tail])
         if not alike and tail is None:
             return None
         body = jax.tree.map(lambda *rows: stack_rows(rows, self._width), *alike) if alike else None
@@ -240,3 +243,15 @@ class _StreamPass:
                 return alike, batch
             alike.append(batch)
         return alike, None
+
+
+def _check_same(batches: list[Tree]) -> None:
+    """Raise unless all instances have read the same batches."""
+    digest = 0
+    for leaf in jax.tree.leaves(batches):
+        digest = zlib.crc32(np.asarray(leaf).tobytes(), digest)
+    group.agree(
+        "the next batches",
+        {"The digest of the next batches": f"{digest:08x}"},
+        'With `shard="auto"`, all instances have to be given the same data in the same order: give shuffles a seed.',
+    )

@@ -60,33 +60,49 @@ def count() -> int:
     return _joined.count if _joined else 1
 
 
-def join() -> Instance:
-    """Become a member of the group that a launcher or scheduler has started.
+def join() -> None:
+    """Become a member of the group that a launcher or scheduler has started, if one has.
 
     Waits for all others. This must happen before JAX is used.
     """
-    global _joined, _launched
+    global _launched
     if _joined is not None:
-        return _joined
+        return
     launched = from_environment(os.environ)
-    if launched is None or launched.count > 1:
-        _jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM, which is to end us
-        sys.excepthook = functools.partial(_end_at_once, sys.excepthook)
     if launched is None:
-        _joined = _join_scheduled()
-    else:
-        for name in VARIABLES:  # processes that this one starts, such as workers that read data, are no instances
-            os.environ.pop(name, None)
-        if launched.count > 1:
-            _join_launched(launched)
-        _joined, _launched = launched, True
-    versions = {name: importlib.metadata.version(name) for name in ("openipu", "jax", "jaxlib", "keras", "numpy")}
-    python = platform.python_version()
-    agree("versions", {**versions, "python": python}, "Install the same versions on all hosts.")
-    return _joined
+        _join(_join_scheduled)
+        return
+    for name in VARIABLES:  # processes that this one starts, such as workers that read data, are no instances
+        os.environ.pop(name, None)
+    _launched = True
+    _join(lambda: _join_launched(launched))
 
 
-def _join_launched(launched: Instance) -> None:
+def join_cluster(workers: list[str], number: int) -> None:
+    """Join a group whose members are known by their addresses. The first one is the coordinator."""
+    _join(lambda: _join_launched(Instance(number, len(workers), len(workers), 1, workers[0])))
+
+
+def _join(meet: Callable[[], Instance | None]) -> None:
+    global _joined
+    _jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM, which is to end us
+    _joined = meet()
+    if count() > 1:
+        sys.excepthook = functools.partial(_end_at_once, sys.excepthook)
+        packages = {name: _version(name) for name in ("openipu", "jax", "jaxlib", "keras", "numpy")}
+        agree("versions", {"python": platform.python_version(), **packages}, "Install the same versions on all hosts.")
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _join_launched(launched: Instance) -> Instance:
+    if launched.count == 1:
+        return launched
     host, _, port = launched.coordinator.rpartition(":")
     if host == LOOPBACK:
         jax.extend.backend.register_backend_factory("cpu", _cpu_on_loopback, fail_quietly=False)
@@ -105,13 +121,19 @@ def _join_launched(launched: Instance) -> None:
             coordinator_bind_address=launched.coordinator if host == LOOPBACK else f"[::]:{port}",
         )
     except RuntimeError as error:
-        if "before any JAX calls" in str(error):
-            raise RuntimeError(
-                "JAX was used before the instances have met. Import openipu first in the script."
-            ) from error
-        raise
+        raise _too_late(error) from error
     finally:
         alarm.cancel()
+    return launched
+
+
+def _too_late(error: RuntimeError) -> RuntimeError:
+    if "before any JAX calls" not in str(error):
+        return error
+    return RuntimeError(
+        "JAX was used before the instances have met. Import openipu first in the script, and under a scheduler call "
+        "`popdist.init()` next."
+    )
 
 
 def _nobody_came(launched: Instance) -> None:
@@ -123,15 +145,16 @@ def _nobody_came(launched: Instance) -> None:
     os._exit(1)
 
 
-def _join_scheduled() -> Instance:
-    """Join the group of a scheduler that JAX knows: Slurm, Open MPI, Kubernetes."""
+def _join_scheduled() -> Instance | None:
+    """Join the group of a scheduler that JAX knows: Slurm, Open MPI, Kubernetes. None if there is no such scheduler."""
     try:
         _jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
-    except (RuntimeError, ValueError) as error:
-        raise RuntimeError(
-            "This process is not one of a group. Start the script with `openipu launch --num-instances N script.py`, "
-            f"or with Slurm, Open MPI or Kubernetes. ({str(error).splitlines()[0]})"
-        ) from error
+    except ValueError as error:
+        if "should be defined" in str(error):  # JAX has found no scheduler
+            return None
+        raise
+    except RuntimeError as error:
+        raise _too_late(error) from error
     state = _state()
     return Instance(state.process_id, state.num_processes, state.num_processes, 1, state.coordinator_address)
 

@@ -62,6 +62,10 @@ class Strategy(Protocol):
     def system(self) -> systems.System:
         """The devices that the strategy uses under the current configuration."""
 
+    @property
+    def shared(self) -> bool:
+        """Whether all instances of a group have the strategy's models in common."""
+
 
 class CheckpointKeeper(Protocol):
     """Saves a running `fit` between its executions."""
