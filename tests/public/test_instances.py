@@ -38,23 +38,23 @@ def assert_same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
         np.testing.assert_allclose(actual[name], value, rtol=0, atol=2e-6, err_msg=name)
 
 
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of a single process with four devices."""
-    folder = tmp_path_factory.mktemp("one")
-    launch(folder, 1, 4, "one", *CASES)
-    return folder
-
-
-@pytest.mark.parametrize(("count", "devices"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.slow)])
-def test_equals_one_process(count: int, devices: int, one: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("count", "devices", "cases"),
+    [
+        (2, 2, ("plain", "pipeline")),
+        pytest.param(2, 2, ("accumulated", "sharded"), marks=pytest.mark.slow),
+        pytest.param(4, 1, CASES, marks=pytest.mark.slow),
+    ],
+)
+def test_equals_one_process(count: int, devices: int, cases: tuple[str, ...], tmp_path: Path) -> None:
     """With one device for each instance, the stages of a pipeline are in different instances."""
-    shown = launch(tmp_path, count, devices, "auto", *CASES)
-    for case in CASES:
+    shown = launch(tmp_path, count, devices, "auto", *cases)
+    assert {path.name for path in tmp_path.glob("*.csv")} == {f"{case}-0.csv" for case in cases}
+    assert sum("Epoch 1/3" in line for line in shown.splitlines()) == len(cases), "one instance shows the progress"
+    launch(tmp_path, 1, 4, "one", *cases)
+    for case in cases:
         for instance in range(count):
-            assert_same(results(tmp_path, case, "auto", instance), results(one, case, "one"))
-    assert {path.name for path in tmp_path.glob("*.csv")} == {f"{case}-0.csv" for case in CASES}
-    assert sum("Epoch 1/3" in line for line in shown.splitlines()) == len(CASES), "one instance shows the progress"
+            assert_same(results(tmp_path, case, "auto", instance), results(tmp_path, case, "one"))
 
 
 def test_instances_with_data_of_their_own(tmp_path: Path) -> None:

@@ -37,7 +37,6 @@ _TILES: Final = "XLA devices have no processor tiles"
 _SIMULATOR: Final = "there is no simulator; --use_ipu_model runs programs on virtual CPU devices"
 _SCHEDULER: Final = "XLA has its own scheduler"
 _TRAP: Final = "XLA programs cannot be stopped by a floating-point exception"
-_LATER: Final = "not implemented yet"
 
 _Counts = int | list[int] | tuple[int, ...]
 _Indices = int | list[int | list[int] | tuple[int, ...]] | tuple[int | list[int] | tuple[int, ...], ...]
