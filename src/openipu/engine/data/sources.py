@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import zlib
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -17,7 +16,7 @@ import jax
 import numpy as np
 
 from . import adapters
-from .own_parts import OwnParts
+from .instances import OwnParts, check_same
 from .position import Position, Random, random, set_random
 from .slab import Slab, as_arrays, is_tail, send_slab, shapes_of, stack_rows
 
@@ -223,7 +222,7 @@ class _StreamPass:
         if self._parts is not None:
             return self._parts.slab(begin, steps, self._width, alike, tail, self._full)
         if not self._replicas.is_local:
-            _check_same([*alike, tail])
+            check_same([*alike, tail])
         if not alike and tail is None:
             return None
         body = jax.tree.map(lambda *rows: stack_rows(rows, self._width), *alike) if alike else None
@@ -243,15 +242,3 @@ class _StreamPass:
                 return alike, batch
             alike.append(batch)
         return alike, None
-
-
-def _check_same(batches: list[Tree]) -> None:
-    """Raise unless all instances have read the same batches."""
-    digest = 0
-    for leaf in jax.tree.leaves(batches):
-        digest = zlib.crc32(np.asarray(leaf).tobytes(), digest)
-    group.agree(
-        "the next batches",
-        {"The digest of the next batches": f"{digest:08x}"},
-        'With `shard="auto"`, all instances have to be given the same data in the same order: give shuffles a seed.',
-    )

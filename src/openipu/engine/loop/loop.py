@@ -15,7 +15,7 @@ from typing import Any
 
 from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.state import Outcome, State
-from openipu.engine.data.own_parts import OwnParts
+from openipu.engine.data.instances import OwnParts, check_same
 from openipu.engine.data.slab import Slab, shapes_of
 from openipu.engine.devices.launching import in_turn
 from openipu.engine.devices.placement import Placement
@@ -117,6 +117,8 @@ class Loop(abc.ABC):
         """
         replicas = self._place.replicas
         slab: Slab | None = _single(batch, replicas)
+        if not replicas.is_local and not self._place.own_data:
+            check_same([batch])
         if self._place.own_data:
             slab = OwnParts(replicas).slab(0, replicas.count, replicas.count, [batch], None, batch)
         assert slab is not None

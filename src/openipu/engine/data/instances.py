@@ -7,6 +7,7 @@ once, whatever the processes had.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -118,3 +119,15 @@ def _padded(tail: np.ndarray, full: np.ndarray) -> np.ndarray:
     padded = np.zeros_like(full)
     padded[: len(tail)] = tail
     return padded
+
+
+def check_same(batches: list[Tree]) -> None:
+    """Raise unless all instances have read the same batches."""
+    digest = 0
+    for leaf in jax.tree.leaves(batches):
+        digest = zlib.crc32(np.asarray(leaf).tobytes(), digest)
+    group.agree(
+        "the next batches",
+        {"The digest of the next batches": f"{digest:08x}"},
+        'With `shard="auto"`, all instances have to be given the same data in the same order: give shuffles a seed.',
+    )
