@@ -1,6 +1,6 @@
 """Evaluate in several instances what popdist_training.py has trained.
 
-    openipu launch --num-instances 4 examples/popdist/popdist_inference.py
+openipu launch --num-instances 4 examples/popdist/popdist_inference.py
 """
 
 import argparse
@@ -9,7 +9,6 @@ import openipu as ipu
 from openipu import popdist
 
 import keras
-
 from popdist_training import configure, make_model
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

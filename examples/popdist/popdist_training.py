@@ -1,6 +1,6 @@
 """Train a small network on CIFAR-10 in several instances, each with its own part of the images.
 
-    openipu launch --num-instances 2 --num-replicas 4 examples/popdist/popdist_training.py
+openipu launch --num-instances 2 --num-replicas 4 examples/popdist/popdist_training.py
 """
 
 import argparse
