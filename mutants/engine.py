@@ -153,8 +153,8 @@ LOOP = [
     mutant(
         "predictions-keep-unused-rows",
         "engine/loop/loop.py",
-        "return _joined(_joined(np.asarray(block))[: self.count])",
-        "return _joined(_joined(np.asarray(block)))",
+        "return _joined(_joined(read(block))[: self.count])",
+        "return _joined(_joined(read(block)))",
         f"{REPLICAS}::test_rows_are_in_order_and_none_is_lost",
     ),
     mutant(
@@ -338,8 +338,8 @@ CORE = [
     mutant(
         "metrics-go-on-from-every-replica",
         "engine/core/state_layout.py",
-        "metrics = [jnp.zeros((self.replicas.count, *m.shape), m.dtype).at[0].set(m) for m in state.metrics]",
-        "metrics = [jnp.broadcast_to(m, (self.replicas.count, *m.shape)) for m in state.metrics]",
+        "return [jnp.zeros((count, *m.shape), m.dtype).at[0].set(m) for m in metrics]",
+        "return [jnp.broadcast_to(m, (count, *m.shape)) for m in metrics]",
         f"{CHECKPOINT}::test_a_run_moves_between_devices",
     ),
 ]

@@ -178,8 +178,8 @@ PUBLIC = [
     mutant(
         "checkpoints-come-too-often",
         "callbacks.py",
-        "if final or (self._waiting >= self._every and self._checkpoints.due(position.step)):",
-        "if final or self._checkpoints.due(position.step):",
+        "due = final or (self._waiting >= self._every and self._checkpoints.due(position.step))",
+        "due = final or self._checkpoints.due(position.step)",
         "engine/checkpoint/test_checkpoint.py::test_every_n_executions",
     ),
 ]

@@ -91,7 +91,7 @@ RUNTIME = [
     mutant(
         "stages-do-not-average-over-replicas",
         "engine/pipeline/runtime/stage_update.py",
-        "total = self.replicas.mean(total) if self.average else self.replicas.sum(total)",
+        "total = self.replicas.reduced(total, self.average)",
         "total = self.replicas.sum(total)",
         f"{PAIRS}::test_gradients_are_averaged_over_replicas_of_a_pipeline",
     ),

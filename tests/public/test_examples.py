@@ -51,6 +51,17 @@ COMMANDS = {
 }  # fmt: skip
 PARTS = {f"keras_tutorial/completed_example/{name}.py" for name in ("model", "utils")}
 """Files that examples import."""
+INSTANCES = ("popdist/popdist_training.py", "popdist/popdist_inference.py")
+"""Examples for `openipu launch`."""
+
+
+def launched_example(name: str, *arguments: str, data: str) -> str:
+    """What an example prints that runs in two instances."""
+    command = [sys.executable, "-m", "openipu", "launch", "--num-instances", "2", str(EXAMPLES / name), *arguments]
+    environment = os.environ | {"OPENIPU_DATA": data}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def example(name: str, *arguments: str, data: str = "stand-in", ends: int = 0) -> str:
@@ -242,9 +253,18 @@ def test_tf_data_variant():
     assert_learned(example("mnist/mnist.py", *arguments), arguments)
 
 
+@pytest.mark.slow  # test_several_instances.py compares such runs with a single process
+def test_several_instances(tmp_path, small_cifar):
+    weights = ["--weights", str(tmp_path / "popdist.weights.h5")]
+    trained = launched_example(INSTANCES[0], "--epochs", "2", *weights, data=small_cifar)
+    assert len(re.findall(r"^\[0\] Epoch", trained, re.MULTILINE)) == 2
+    found = launched_example(INSTANCES[1], *weights, data=small_cifar)
+    assert re.search(r"^\[0\] accuracy: 0\.\d+$", found, re.MULTILINE)
+
+
 def test_every_example_is_run_and_short():
     scripts = {str(path.relative_to(EXAMPLES)): path for path in EXAMPLES.rglob("*.py")}
-    assert set(scripts) == {*COMMANDS, *SMALL_CIFAR, *MODULES, *PARTS}
+    assert set(scripts) == {*COMMANDS, *SMALL_CIFAR, *MODULES, *PARTS, *INSTANCES}
     for name, path in scripts.items():
         assert len(path.read_text().splitlines()) < 150, name
         assert "/" not in name or (EXAMPLES / name.split("/")[0] / "README.md").exists()

@@ -36,7 +36,7 @@ def test_no_variables_mean_no_instance():
 
 
 def test_another_launcher_needs_only_three_variables():
-    assert from_environment(THREE) == Instance(1, 2, 2, 1, "a:1234", 300, 0)
+    assert from_environment(THREE) == Instance(1, 2, 2, 1, "a:1234", 300, 0, local_index=1)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-if sys.argv[1] == "never comes" and os.environ["OPENIPU_INSTANCE"] == "1":
+if sys.argv[1:] == ["never comes"] and os.environ["OPENIPU_INSTANCE"] == "1":
     time.sleep(60)
 
 import openipu as ipu

@@ -90,7 +90,7 @@ def test_resident_and_streamed_arrays_are_the_same(monkeypatch):
 
 
 def _place():
-    return zoo.make(zoo.CASES["dense"], 1)._ipu_session.place
+    return zoo.make(zoo.CASES["dense"], 1)._ipu_session.place("train")
 
 
 def test_slabs_that_would_not_fit_are_made_narrower(monkeypatch):

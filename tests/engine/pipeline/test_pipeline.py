@@ -448,7 +448,7 @@ def test_a_subclassed_model_is_built_from_the_data() -> None:
         model.set_pipelining_options(STEPS)
         model.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=STEPS)
     fit(model)
-    assert model._ipu_session.place.replicas.count == 2
+    assert model._ipu_session.place("train").replicas.count == 2
     with ipu.ipu_strategy.IPUStrategy().scope():
         other = Unbuilt()
     assert other.predict(data()[0], batch_size=BATCH, verbose=0).shape == (64, 3)
@@ -489,9 +489,9 @@ def test_recomputation_modes(mode: str, schedule: str, kept: str) -> None:
     mode = ipu.pipelining_ops.RecomputationMode[mode]
     model = made(dense, [0, 0, 1, 1], pipeline_schedule=schedule, recomputation_mode=mode)
     session = model._ipu_session
-    assert session.pipeline("train").pipelining.recompute(session.place.recompute) is Recompute[kept]
+    assert session.pipeline("train").pipelining.recompute(session.place("train").recompute) is Recompute[kept]
     configure(4)
-    assert session.pipeline("train").pipelining.recompute(session.place.recompute) is Recompute.NOTHING
+    assert session.pipeline("train").pipelining.recompute(session.place("train").recompute) is Recompute.NOTHING
 
 
 class Distiller(keras.Model):

@@ -41,8 +41,8 @@ def assert_same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("count", "devices", "cases"),
     [
-        (2, 2, ("plain", "pipeline")),
-        pytest.param(2, 2, ("accumulated", "sharded"), marks=pytest.mark.slow),
+        (2, 2, ("plain",)),
+        pytest.param(2, 2, CASES[1:], marks=pytest.mark.slow),
         pytest.param(4, 1, CASES, marks=pytest.mark.slow),
     ],
 )
