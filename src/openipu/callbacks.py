@@ -19,6 +19,7 @@ from openipu.engine.data.position import Position
 from openipu.engine.devices import group
 from openipu.engine.devices.transfer import of_first_process
 from openipu.engine.fit.session import ResumePoint
+from openipu.engine.fit.together import WRITERS
 
 import keras
 import numpy as np
@@ -236,7 +237,8 @@ class Checkpoint(keras.callbacks.Callback):
     def _put_back(self, history: dict[str, Any], callbacks: list[dict[str, float]]) -> None:
         self.model.history.epoch[:] = history["epoch"]
         self.model.history.history.update(history["history"])
-        for callback, counters in zip(self._callbacks(), callbacks, strict=False):
+        here = [counters for counters in callbacks if self._writes or not counters.get("writes")]
+        for callback, counters in zip(self._callbacks(), here, strict=False):
             vars(callback).update({n: v for n, v in counters.items() if hasattr(callback, n)})
 
     def _callbacks(self) -> list[Any]:
@@ -288,7 +290,7 @@ def _parsed(fit: dict[str, Any], instance: int | None) -> tuple[Position, dict[s
 
 def _counters(callback: keras.callbacks.Callback) -> dict[str, float]:
     """The counters of one of Keras' callbacks."""
-    values = {name: vars(callback).get(name) for name in COUNTERS}
+    values = {name: vars(callback).get(name) for name in COUNTERS} | {"writes": isinstance(callback, WRITERS) or None}
     return {name: float(v) if isinstance(v, np.floating) else v for name, v in values.items() if v is not None}
 
 

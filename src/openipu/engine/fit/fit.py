@@ -30,7 +30,7 @@ from keras.callbacks import Callback, CallbackList
 
 from .notices import describe_updates
 from .session import ResumePoint, Session
-from .together import one_end, own_callbacks
+from .together import one_end, without_writers
 from .validation import Validation
 
 log = logging.getLogger("openipu")
@@ -282,10 +282,9 @@ def _callback_list(model: keras.Model, callbacks: Callbacks, **settings: Any) ->
     """Keras' container of callbacks. If there is one already (validation inside `fit`), it is used as is."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
-    if group.index() > 0:
-        settings["verbose"] = 0
-    shown = settings["verbose"] != 0
-    return keras.callbacks.CallbackList(own_callbacks(callbacks), add_progbar=shown, model=model, **settings)
+    if model._ipu_session.strategy.shared and group.index() > 0:
+        callbacks, settings["verbose"] = without_writers(callbacks), 0
+    return keras.callbacks.CallbackList(callbacks, add_progbar=settings["verbose"] != 0, model=model, **settings)
 
 
 def _finalize(model: keras.Model) -> None:

@@ -15,10 +15,10 @@ WRITERS = tuple(
 """Callbacks of Keras that write files. Only those of instance 0 run."""
 
 
-def own_callbacks(callbacks: Callback | Sequence[Callback] | None) -> list[Callback]:
-    """The callbacks that run in this process."""
+def without_writers(callbacks: Callback | Sequence[Callback] | None) -> list[Callback]:
+    """The callbacks that run in other instances than the first one."""
     listed = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
-    return listed if group.index() == 0 else [callback for callback in listed if not isinstance(callback, WRITERS)]
+    return [callback for callback in listed if not isinstance(callback, WRITERS)]
 
 
 def one_end(callbacks: keras.callbacks.CallbackList, stopped: Callable[[], bool]) -> Callable[[], bool]:
