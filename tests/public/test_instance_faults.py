@@ -38,6 +38,7 @@ def test_an_error_in_one_instance_ends_all() -> None:
     ("what", "message"),
     [
         ("differs", "devices is 1 in instance 0, but 2 in instance 1. Give all instances the same one."),
+        ("other model", "is float32[16, 64] in instance 0, but float32[16, 65] in instance 1."),
         ("other calls", "All instances must make the same calls in the same order."),
     ],
 )

@@ -40,12 +40,12 @@ class Begun(keras.callbacks.Callback):
             raise ZeroDivisionError("on purpose")
 
 
-def train(folder: str | None, fails: bool = False, epochs: int = 60) -> None:
+def train(folder: str | None, fails: bool = False, epochs: int = 60, width: int = 64) -> None:
     keras.utils.set_random_seed(5)
     rng = np.random.default_rng(0)
     x, y = rng.random((403, 16), np.float32), rng.integers(0, 4, 403)
     with strategy().scope():
-        model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(64, "relu"), keras.layers.Dropout(0.2)])
+        model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(width, "relu"), keras.layers.Dropout(0.2)])
         model.add(keras.layers.Dense(4))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("adam", loss, metrics=["accuracy"], steps_per_execution=10)
@@ -64,6 +64,8 @@ def main(what: str, folder: str | None = None) -> None:
     elif what == "differs":
         with strategy(1 + last).scope():
             pass
+    elif what == "other model":
+        train(None, width=64 + last)
     elif what == "other calls":
         popdist_ops = ipu.distributed
         popdist_ops.allreduce(np.ones(2)) if last else popdist_ops.broadcast(np.ones(2))

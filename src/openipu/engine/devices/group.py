@@ -217,11 +217,10 @@ def agree(what: str, facts: dict[str, Any], remedy: str) -> None:
     """Raise if any of the facts is not the same in all processes."""
     found = exchange(what, facts)
     for other, theirs in enumerate(found):
-        for name in facts:
-            if theirs[name] != found[0][name]:
-                raise ValueError(
-                    f"{name} is {found[0][name]} in instance 0, but {theirs[name]} in instance {other}. {remedy}"
-                )
+        for name in {**found[0], **theirs}:
+            ours, its = (values.get(name, "missing") for values in (found[0], theirs))
+            if ours != its:
+                raise ValueError(f"{name} is {ours} in instance 0, but {its} in instance {other}. {remedy}")
 
 
 def of_first(what: str, value: Any) -> Any:

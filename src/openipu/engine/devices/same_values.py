@@ -27,6 +27,8 @@ def same(values: Sequence[Array]) -> list[Array]:
     needed = sorted({i for found in group.exchange("the values of variables", changed) for i in found})
     found = list(values)
     if needed:
+        shapes = {f"Variable {i}": f"{value.dtype.name}{list(value.shape)}" for i, value in enumerate(values)}
+        group.agree("the shapes of variables", shapes, "Build the same model in all instances.")
         first = of_first_process([np.asarray(values[i]) for i in needed])
         for i, value in zip(needed, first, strict=True):
             found[i] = jnp.asarray(value, values[i].dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import re
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openipu.engine.devices import program_cache
+from openipu.engine.devices import group, program_cache
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.systems import spare_threads
@@ -59,6 +60,8 @@ def compile_program(
     start, hits = time.perf_counter(), program_cache.hits()
     lowered = _lower(make, arguments, donate)
     check_callbacks(lowered, place.replicas, name)
+    if not place.replicas.is_local:
+        _check_same(lowered, name)
     # In a thread of its own, because a compiler that runs in the main thread would not hear Ctrl-C.
     compiled = in_thread(lambda: lowered.compile(dict(place.compiler_options)), "openipu-compile")
     call = _never_run(lowered) if place.compile_only else compiled
@@ -90,6 +93,16 @@ def check_callbacks(lowered: jax.stages.Lowered, replicas: Replicas, name: str) 
             f"devices, which have {used} threads and need one more for that. Set the environment variable "
             f"JAX_NUM_CPU_DEVICES={used + 1} before Python starts, or remove the calls."
         )
+
+
+def _check_same(lowered: jax.stages.Lowered, name: str) -> None:
+    """Raise unless all instances have traced the same program. Different ones would wait for each other forever."""
+    digest = hashlib.blake2b(lowered.as_text().encode("utf-8")).hexdigest()[:16]
+    group.agree(
+        f"compiling {name}",
+        {f"The digest of the program {name!r}": digest},
+        "Make sure that all instances build the same model with the same options.",
+    )
 
 
 def _never_run(lowered: jax.stages.Lowered) -> Function:
