@@ -7,7 +7,6 @@ once, whatever the processes had.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -30,7 +29,7 @@ class OwnParts:
 
     def share(self, steps: int, index: int | None = None) -> int:
         """How many of the next `steps` batches, over all replicas, a process reads."""
-        index, own = group.index() if index is None else index, self.replicas.count // group.count()
+        index, own = group.index() if index is None else index, self._own
         rounds, extra = divmod(steps, self.replicas.count)
         return rounds * own + min(max(extra - index * own, 0), own)
 
@@ -54,6 +53,7 @@ class OwnParts:
 
     @property
     def _own(self) -> int:
+        """How many replicas each process has."""
         return self.replicas.count // group.count()
 
     def _full(self, begin: int, count: int, width: int, alike: list[Tree]) -> Slab:
@@ -123,11 +123,9 @@ def _padded(tail: np.ndarray, full: np.ndarray) -> np.ndarray:
 
 def check_same(batches: list[Tree]) -> None:
     """Raise unless all instances have read the same batches."""
-    digest = 0
-    for leaf in jax.tree.leaves(batches):
-        digest = zlib.crc32(np.asarray(leaf).tobytes(), digest)
-    group.agree(
+    group.agree_on_bytes(
         "the next batches",
-        {"The digest of the next batches": f"{digest:08x}"},
+        "the next batches",
+        (np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(batches)),
         'With `shard="auto"`, all instances have to be given the same data in the same order: give shuffles a seed.',
     )

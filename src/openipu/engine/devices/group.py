@@ -11,6 +11,7 @@ need no network, so there we make gloo's part ourselves, on loopback. JAX has no
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.metadata
 import json
 import logging
@@ -19,7 +20,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from openipu.engine.interrupts import let_through
@@ -221,6 +222,14 @@ def agree(what: str, facts: dict[str, Any], remedy: str) -> None:
             ours, its = (values.get(name, "missing") for values in (found[0], theirs))
             if ours != its:
                 raise ValueError(f"{name} is {ours} in instance 0, but {its} in instance {other}. {remedy}")
+
+
+def agree_on_bytes(what: str, name: str, parts: Iterable[bytes], remedy: str) -> None:
+    """Raise if the bytes, which `name` describes, are not the same in all processes. Only their digest is sent."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part)
+    agree(what, {f"The digest of {name}": digest.hexdigest()}, remedy)
 
 
 def of_first(what: str, value: Any) -> Any:

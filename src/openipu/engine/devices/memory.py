@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-import jax
-
 from . import group
 from .replicas import Replicas
 
@@ -22,7 +20,7 @@ def free_memory(replicas: Replicas) -> int:
 
 def _free(replicas: Replicas) -> int:
     """Free bytes on each device of this process. Devices without memory of their own share the host's."""
-    own = [device for device in replicas.devices if device.process_index == jax.process_index()]
+    own = replicas.own_devices
     stats = own[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))

@@ -67,7 +67,13 @@ class Replicas:
     @property
     def is_local(self) -> bool:
         """Whether all devices belong to this process."""
-        return len(self.devices) == 1 or all(d.process_index == jax.process_index() for d in self.devices)
+        return len(self.devices) == 1 or len(self.own_devices) == len(self.devices)
+
+    @property
+    def own_devices(self) -> list[jax.Device]:
+        """The devices that belong to this process."""
+        here = jax.process_index()
+        return [device for device in self.devices if device.process_index == here]
 
     def send(self, tree: Tree, axis: int | None = None) -> Tree:
         """Put arrays on the devices: split over the replicas along `axis`, or the same on all of them."""

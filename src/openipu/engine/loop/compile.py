@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 import re
@@ -97,10 +96,10 @@ def check_callbacks(lowered: jax.stages.Lowered, replicas: Replicas, name: str) 
 
 def _check_same(lowered: jax.stages.Lowered, name: str) -> None:
     """Raise unless all instances have traced the same program. Different ones would wait for each other forever."""
-    digest = hashlib.blake2b(lowered.as_text().encode("utf-8")).hexdigest()[:16]
-    group.agree(
+    group.agree_on_bytes(
         f"compiling {name}",
-        {f"The digest of the program {name!r}": digest},
+        f"the program {name!r}",
+        [lowered.as_text().encode("utf-8")],
         "Make sure that all instances build the same model with the same options.",
     )
 

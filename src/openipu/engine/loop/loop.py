@@ -116,12 +116,13 @@ class Loop(abc.ABC):
         Processes with data of their own each bring one.
         """
         replicas = self._place.replicas
-        slab: Slab | None = _single(batch, replicas)
-        if not replicas.is_local and not self._place.own_data:
-            check_same([batch])
         if self._place.own_data:
             slab = OwnParts(replicas).slab(0, replicas.count, replicas.count, [batch], None, batch)
-        assert slab is not None
+            assert slab is not None, "each process has brought a batch"
+        else:
+            if not replicas.is_local:
+                check_same([batch])
+            slab = _single(batch, replicas)
         [result], state = self.execute(state, None, slab)
         return result, state
 

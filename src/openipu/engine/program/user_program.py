@@ -16,7 +16,6 @@ not donated, so that the variables keep their values.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -247,12 +246,8 @@ class UserProgram:
                 "A program on several instances cannot use infeed and outfeed queues yet. Use `fit`, or `IPUStrategy`, "
                 "with which instances run apart."
             )
-        digest = hashlib.blake2b(b"".join(np.ascontiguousarray(a).tobytes() for a in call.arrays)).hexdigest()
-        group.agree(
-            "run",
-            {"The digest of the arguments": digest[:16]},
-            "Give `strategy.run` the same arguments in all instances.",
-        )
+        arrays = (np.asarray(a).tobytes() for a in call.arrays)
+        group.agree_on_bytes("run", "the arguments", arrays, "Give `strategy.run` the same arguments in all instances.")
         variables = [*needs.state, *needs.constants]
         for variable, value in zip(variables, same_values.same([v.value for v in variables]), strict=True):
             if value is not variable.value:
