@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from openipu import _validate as validate
+from openipu.config import IPUConfig
 from openipu.engine.devices import group, systems
 from openipu.ipu_strategy import IPUStrategyV1
+from openipu.popdist.tensorflow import set_ipu_config
 from openipu.settings.frozen import Settings
-from openipu.settings.tree import OptionTree
 
 __all__ = ["PopDistStrategy"]
 
@@ -85,10 +86,9 @@ class PopDistStrategy(IPUStrategyV1):
         instance = group.instance()
         return len(self.system.devices) // (instance.devices_per_replica if instance else 1)
 
-    def update_ipu_config(self, config: OptionTree) -> None:
+    def update_ipu_config(self, config: IPUConfig) -> None:
         """Tell a configuration about the instances, as the original does."""
-        distribution = config.experimental.multi_replica_distribution
-        distribution.process_count, distribution.process_index = group.count(), group.index()
+        set_ipu_config(config, configure_device=False)
 
 
 def _facts(settings: Settings) -> dict[str, Any]:

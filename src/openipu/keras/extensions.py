@@ -56,17 +56,17 @@ class ModelExtension(PipeliningExtension):
     @functools.wraps(keras.Model.train_on_batch)
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Train on a single batch."""
-        return self._on_batch("train_on_batch", *args, **kwargs)
+        return self._ipu_on_batch("train_on_batch", *args, **kwargs)
 
     @functools.wraps(keras.Model.test_on_batch)
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Compute losses and metrics over a single batch."""
-        return self._on_batch("test_on_batch", *args, **kwargs)
+        return self._ipu_on_batch("test_on_batch", *args, **kwargs)
 
     @functools.wraps(keras.Model.predict_on_batch)
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the outputs for a single batch."""
-        return self._on_batch("predict_on_batch", *args, **kwargs)
+        return self._ipu_on_batch("predict_on_batch", *args, **kwargs)
 
     def _ipu_run(
         self,
@@ -83,7 +83,7 @@ class ModelExtension(PipeliningExtension):
                     return of_keras(*args, **kwargs)
             return ours(session, *args, **kwargs)
 
-    def _on_batch(self, call: str, *args: Any, **kwargs: Any) -> Any:
+    def _ipu_on_batch(self, call: str, *args: Any, **kwargs: Any) -> Any:
         # Keras takes the state from the variables and puts it back. Ctrl-C in between would lose it.
         with self._ipu_session.using(call), uninterrupted():
             return getattr(super(), call)(*args, **kwargs)
@@ -204,19 +204,19 @@ class ModelExtension(PipeliningExtension):
     @functools.wraps(keras.Model.save)
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Save the model. Of instances that train it together, the first one writes the file."""
-        self._save(super().save, *args, **kwargs)  # type: ignore[misc]
+        self._ipu_save(super().save, *args, **kwargs)  # type: ignore[misc]
 
     @functools.wraps(keras.Model.save_weights)
     def save_weights(self, *args: Any, **kwargs: Any) -> None:
         """Save the weights. Of instances that train them together, the first one writes the file."""
-        self._save(super().save_weights, *args, **kwargs)  # type: ignore[misc]
+        self._ipu_save(super().save_weights, *args, **kwargs)  # type: ignore[misc]
 
     @functools.wraps(keras.Model.export)
     def export(self, *args: Any, **kwargs: Any) -> None:
         """Export the model. Of instances that train it together, the first one writes the files."""
-        self._save(super().export, *args, **kwargs)  # type: ignore[misc]
+        self._ipu_save(super().export, *args, **kwargs)  # type: ignore[misc]
 
-    def _save(self, write: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    def _ipu_save(self, write: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         self._ipu_session.sync()  # instances may have to do this together
         if group.index() == 0 or not self._ipu_session.strategy.shared:
             write(*args, **kwargs)

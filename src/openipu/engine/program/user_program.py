@@ -117,6 +117,11 @@ class UserProgram:
             jax.eval_shape(self._place.replicas.program(run, (None,), None), call.arrays)
         state = tuple(scope.assigned.values())
         constants = tuple(v for key, v in scope.read.items() if key not in scope.assigned)
+        if (trace.demands or trace.outfeeds) and not self._place.replicas.is_local:
+            raise NotImplementedError(
+                "A program on several instances cannot use infeed and outfeed queues yet. Use `fit`, or `IPUStrategy`, "
+                "with which instances run apart."
+            )
         sent, fetched = {}, []
         limit = SLAB_SHARE * free_memory(self._place.replicas)
         for feed, count in trace.demands.values():
@@ -241,11 +246,6 @@ class UserProgram:
 
     def _share(self, needs: Needs, call: CallArguments) -> None:
         """Let all instances start alike: arguments must be equal, and variables become those of instance 0."""
-        if needs.sent or needs.fetched or needs.outfeeds:
-            raise NotImplementedError(
-                "A program on several instances cannot use infeed and outfeed queues yet. Use `fit`, or `IPUStrategy`, "
-                "with which instances run apart."
-            )
         arrays = (np.asarray(a).tobytes() for a in call.arrays)
         group.agree_on_bytes("run", "the arguments", arrays, "Give `strategy.run` the same arguments in all instances.")
         variables = [*needs.state, *needs.constants]
