@@ -83,8 +83,8 @@ LOOP = [
     mutant(
         "known-loop-skips-the-last-update",
         "engine/loop/loop_shape.py",
-        "return lax.fori_loop(0, most, body, carry, unroll=min(self.unroll, most))",
-        "return lax.fori_loop(0, most - 1, body, carry, unroll=min(self.unroll, most))",
+        "return lax.fori_loop(0, most, again,",
+        "return lax.fori_loop(0, most - 1, again,",
         KNOWN,
     ),
     mutant(

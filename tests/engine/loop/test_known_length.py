@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from openipu.engine.loop import loop_shape, replica_loop
-from openipu.engine.loop.loop_shape import SMALL_STEP, LoopShape, prefers_known_length
+from openipu.engine.loop.loop_shape import SMALL_STEP, prefers_known_length
 
 import jax
 import keras
@@ -27,20 +27,42 @@ def test_only_gpus_prefer_it() -> None:
     assert [p for p in ("cpu", "gpu", "tpu") if prefers_known_length(p)] == ["gpu"]
 
 
-@pytest.mark.parametrize(("equations", "unroll"), [(SMALL_STEP, 4), (SMALL_STEP + 1, 1)])
-def test_small_steps_are_unrolled(equations: int, unroll: int) -> None:
-    assert loop_shape.loop_shape(True, lambda: equations) == LoopShape(True, unroll)
-    assert loop_shape.loop_shape(False, lambda: equations) == LoopShape()
+def test_small_updates_are_unrolled() -> None:
+    assert [loop_shape.unrolled(size) for size in (1, SMALL_STEP, SMALL_STEP + 1)] == [4, 4, 1]
 
 
-@pytest.mark.parametrize("shape", [LoopShape(), LoopShape(True, 1), LoopShape(True, 4)])
+def test_the_equations_of_inner_programs_count() -> None:
+    def program(x: Any) -> Any:
+        return jax.lax.fori_loop(0, 3, lambda _, y: y * 2 + 1, x) - x
+
+    assert loop_shape.equations(jax.make_jaxpr(lambda x: x * 2 + 1)(1.0).jaxpr) == 2
+    assert loop_shape.equations(jax.make_jaxpr(program)(1.0).jaxpr) > 4
+
+
+@pytest.mark.parametrize("small", [0, SMALL_STEP])
+@pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("most", [1, 3, 4, 9])
-def test_every_index_is_run_once_and_in_order(shape: LoopShape, most: int) -> None:
+def test_every_index_is_run_once_and_in_order(
+    monkeypatch: pytest.MonkeyPatch, most: int, known: bool, small: int
+) -> None:
+    monkeypatch.setattr(loop_shape, "SMALL_STEP", small)
+
     def run(count: Any) -> Any:
-        return shape.repeat(lambda i, total: total * 10 + i, 0, count, most)
+        return loop_shape.repeat(lambda i, total: total * 10 + i, 0, count, most, known=known)
 
     # A loop of known length is only asked for if all of it runs.
     assert int(jax.jit(run)(most)) == int("".join(map(str, range(most))))
+
+
+def test_a_body_is_traced_once_to_learn_its_size() -> None:
+    traced = []
+
+    def body(index: Any, total: Any) -> Any:
+        traced.append(index)
+        return total + index
+
+    assert int(jax.jit(lambda: loop_shape.repeat(body, 0, 9, 9, known=True))()) == 36
+    assert len(traced) == 1
 
 
 def trained(replicas: int, steps: int) -> tuple[list[np.ndarray], dict[str, list[float]], set[str]]:

@@ -18,6 +18,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as
 
 from .replace import replacement
 from .rule import LIMITS
+from .tuning import count_one
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -84,6 +85,8 @@ class _Pass:
     def _equation(self, eqn: JaxprEqn, values: list[Any]) -> Sequence[Any]:
         new = replacement(eqn, self.platform)
         if new is not None:
+            if eqn.primitive.name == "conv_general_dilated":
+                count_one()
             return new(*values)
         if not any(map(self.touches, _inner(eqn))):
             return _bind(eqn, eqn.params, values)

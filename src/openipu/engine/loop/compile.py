@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from openipu.engine import convolution
 from openipu.engine.devices import group, program_cache
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
@@ -57,12 +58,14 @@ def compile_program(
     `donate` lets the program reuse the buffers of its first argument.
     """
     start, hits = time.perf_counter(), program_cache.hits()
-    lowered = _lower(make, arguments, donate)
+    with convolution.counted() as replaced:
+        lowered = _lower(make, arguments, donate)
+    options: dict[str, Any] = replaced.compiler_options(place.replicas.platform) | dict(place.compiler_options)
     check_callbacks(lowered, place.replicas, name)
     if not place.replicas.is_local:
         _check_same(lowered, name)
     # In a thread of its own, because a compiler that runs in the main thread would not hear Ctrl-C.
-    compiled = in_thread(lambda: lowered.compile(dict(place.compiler_options)), "openipu-compile")
+    compiled = in_thread(lambda: lowered.compile(options), "openipu-compile")
     call = _never_run(lowered) if place.compile_only else compiled
     seconds, cached = time.perf_counter() - start, program_cache.hits() > hits
     if place.dump_folder is not None:

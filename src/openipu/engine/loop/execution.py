@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .arrays import as_before, fetch, length, row, rows_of
-from .loop_shape import LoopShape
+from .loop_shape import repeat
 from .remainder import Counts, Form, Number, Remainder
 from .replica_state import agree, counters, only_if, with_counters
 from .results import Collector, Kept
@@ -42,7 +42,6 @@ class Layout:
     form: Form
     replicas: Replicas
     accumulation: Accumulation
-    loop_shape: LoopShape
     live: StepLogs | None = None
     """Receives the logs of each step while the execution runs."""
 
@@ -69,7 +68,8 @@ def run_execution(
     running = begin, execution.room()
     if layout.form.updates != "none":
         most = length(body) // accumulation.steps
-        running = layout.loop_shape.repeat(execution.whole_update, running, remainder.updates, most)
+        known = layout.form.updates == "all"
+        running = repeat(execution.whole_update, running, remainder.updates, most, known=known)
     if layout.form.turns or tail is not None:
         running = execution.last_update(running)
     state, kept = running

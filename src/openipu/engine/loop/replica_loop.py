@@ -20,13 +20,12 @@ from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr
 
 from .arrays import fetch, length, own_column, row
 from .compile import Function
 from .execution import Layout, run_execution
 from .loop import Loop
-from .loop_shape import loop_shape, prefers_known_length
+from .loop_shape import prefers_known_length
 from .remainder import Counts, Form, Job
 
 
@@ -55,23 +54,14 @@ class ReplicaLoop(Loop):
     def _execution(self, state: State, resident: Tree, body: Tree, job: Job) -> Function:
         replicas, axes = self._place.replicas, self._spread.axes(state)
 
-        def traced(run: Callable[[State, Tree], Any]) -> Any:
-            """The traced `run` on the first batch of one replica."""
-
-            def first(state: State, resident: Tree, body: Tree) -> None:
-                run(self._spread.own_part(state), fetch(resident, row(row(body, 0), 0)))
-
-            program = replicas.program(first, (axes, None, 1), None)
-            return jax.make_jaxpr(program)(state, resident, body).jaxpr
-
-        def equations() -> int:
-            return _equations(traced(self._step.micro))
+        def first(state: State, resident: Tree, body: Tree) -> None:
+            assert self._outcome.check is not None
+            self._outcome.check(self._spread.own_part(state), fetch(resident, row(row(body, 0), 0)))
 
         if self._outcome.check is not None and not self.programs:
-            traced(self._outcome.check)
+            jax.make_jaxpr(replicas.program(first, (axes, None, 1), None))(state, resident, body)
         step = replace(self._step, micro=rewrite(self._step.micro, replicas.platform))
-        shape = loop_shape(job.form.updates == "all", equations)
-        layout = Layout(job.form, replicas, self._accumulation, shape, self._live)
+        layout = Layout(job.form, replicas, self._accumulation, self._live)
         run = functools.partial(_on_replica, step, layout, self._spread)
         outputs = (1, None) if self._outcome.collect == "all" else None
         return replicas.program(run, (axes, None, 1, None, None), (outputs, axes))
@@ -120,9 +110,3 @@ def _on_replica(
     own = spread.own_part(state)
     value, new = run_execution(step, layout, own, resident, own_column(body), Counts.unpack(counts), tail)
     return value, spread.rejoin(new)
-
-
-def _equations(jaxpr: Jaxpr) -> int:
-    """The number of equations in a traced program, including those of programs inside it."""
-    inner = [getattr(p, "jaxpr", p) for eqn in jaxpr.eqns for p in eqn.params.values()]
-    return len(jaxpr.eqns) + sum(_equations(p) for p in inner if hasattr(p, "eqns"))
