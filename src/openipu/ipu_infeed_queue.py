@@ -7,7 +7,7 @@ from typing import Any
 from openipu import _validate as validate
 from openipu.engine.data.dataset_reader import DatasetReader
 from openipu.engine.devices.current_system import feed_ordinal
-from openipu.engine.devices.replicas import Replicas
+from openipu.engine.devices.placement import Placement
 from openipu.engine.program.infeed import InfeedSource
 from openipu.engine.program.program_trace import ProgramTrace, current, in_stage
 from openipu.engine.program.user_program import Operation
@@ -31,7 +31,8 @@ class IPUInfeedQueue:
     Args:
         dataset: A `tf.data.Dataset`, a grain dataset, any other iterable of elements, or a function that returns one.
             An element is an array, or a tuple or dict of arrays; all elements have the same shapes. Nothing else may
-            read the dataset while the queue is in use.
+            read the dataset while the queue is in use. Each instance feeds its own replicas; with
+            `PopDistStrategy(shard="auto")`, all instances give the same dataset.
         device_ordinal: The number of the system whose programs are fed; None for the system of the current scope.
         prefetch_depth: How many elements to keep ready, 1 to 255. A program that fetches elements while it runs gets
             them in groups of this size. None for 3.
@@ -95,10 +96,10 @@ class IPUInfeedQueue:
             "`ipu.loops.while_loop`, or use an `IPUIterator`."
         )
 
-    def take(self, count: int, replicas: Replicas) -> Tree:
+    def take(self, count: int, place: Placement) -> Tree:
         """The next `count` elements for each replica, sent to the devices, for programs that take them all at once."""
         self._dequeued = True
-        return self._source.slab(count, replicas)
+        return self._source.slab(count, place)
 
     def _dequeue(self) -> Any:
         """The next element, inside a program."""

@@ -69,7 +69,7 @@ class IPUOutfeedQueue:
         if not trace.discovering:
             waiting = self._buffer.outlet.put(trace.scope.cell(self._buffer), value, trace.replicas.index())
             trace.scope.set_cell(self._buffer, waiting)
-            self._describe(spec, trace.replicas.count)
+            self._describe(spec, len(trace.replicas.own))
             return Operation()
         if id(self._buffer) in trace.outfeeds:
             raise ValueError(
@@ -90,7 +90,7 @@ class IPUOutfeedQueue:
         leaves = jax.tree.leaves(rows)
         count, replicas = leaves[0].shape[:2]
         self._describe(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), rows), replicas)
-        self._buffer.begin(replicas)
+        self._buffer.begin(range(replicas))
         for element in range(count):
             for replica in range(replicas):
                 self._buffer.add(replica, [leaf[element, replica] for leaf in leaves])
@@ -111,7 +111,8 @@ class IPUOutfeedQueue:
         """Everything enqueued since the last `dequeue`, as host arrays in the structure that was enqueued.
 
         In mode ALL, the first axis is the element; it has length 0 if there is nothing new. In mode LAST, every call
-        returns the latest element. With several replicas, the next axis is the replica.
+        returns the latest element. With several replicas, the next axis is the replica. An instance gets what its own
+        replicas have enqueued.
 
         Args:
             wait_for_completion: Whether to wait until no program that enqueues here is running.

@@ -1,6 +1,6 @@
 """Output as lines with the number of their instance."""
 
-from openipu.launcher.lines import Lines, prefix, prefixed
+from openipu.launcher.lines import Lines, prefix, prefixed, without_noise
 
 import pytest
 from hypothesis import given
@@ -59,3 +59,12 @@ def test_prefixes_are_aligned():
     assert [prefix(index, 11) for index in (0, 9, 10)] == [b"[ 0] ", b"[ 9] ", b"[10] "]
     assert prefix(1, 10) == b"[1] "
     assert prefixed([b"a ", b"", b"b"], b"[0] ") == b"[0] a \n[0]\n[0] b\n"
+
+
+GLOO = b"[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+
+
+def test_what_gloo_says_is_not_shown() -> None:
+    assert prefixed([b"a", GLOO, b"[Gloo] Rank " + GLOO, b"b"], b"[0] ") == b"[0] a\n[0] b\n"
+    assert without_noise(b"a\n" + GLOO + b"\nb\n") == b"a\nb\n"
+    assert without_noise(b"\r1/3 [====]") == b"\r1/3 [====]"

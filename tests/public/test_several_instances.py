@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import instance_programs
 import instances
 
 CASES = ("plain", "accumulated", "sharded", "pipeline")
 
 
-def launch(folder: Path, instances_: int, devices: int, shard: str, *cases: str) -> str:
+def launch(folder: Path, instances_: int, devices: int, shard: str, *cases: str, script: Any = instances) -> str:
     """Run the script on `instances_` instances, and return what it prints."""
-    arguments = [instances.__file__, str(folder), str(devices), shard, *cases]
+    arguments = [script.__file__, str(folder), str(devices), shard, *cases]
     command = [sys.executable, "-m", "openipu", "launch", "--num-instances", str(instances_), "--num-replicas",
                str(instances_ * devices)]  # fmt: skip
     if instances_ == 1:
@@ -66,3 +67,38 @@ def test_instances_with_data_of_their_own(tmp_path: Path) -> None:
     assert (len(first["outputs"]), len(second["outputs"])) == instances.SIZES
     del first["outputs"], second["outputs"]
     assert_same(first, second)
+
+
+BY_REPLICA = {"x": 1, "total": 1, "latest": 0, "loss by step": 1}
+"""Results that have an axis for replicas, and which axis that is. An instance has those of its own replicas."""
+
+
+@pytest.mark.parametrize(
+    ("count", "devices", "shard", "cases"),
+    [
+        (2, 1, "off", ("repeated", "fetched")),
+        pytest.param(2, 2, "auto", tuple(instance_programs.CASES), marks=pytest.mark.slow),
+        pytest.param(2, 2, "off", tuple(instance_programs.CASES), marks=pytest.mark.slow),
+        pytest.param(4, 1, "auto", tuple(instance_programs.CASES), marks=pytest.mark.slow),
+    ],
+)
+def test_programs_equal_those_of_one_process(
+    count: int, devices: int, shard: str, cases: tuple[str, ...], tmp_path: Path
+) -> None:
+    """With one device for each instance, "staged" has its stages in different instances."""
+    launch(tmp_path, count, devices, shard, *cases, script=instance_programs)
+    launch(tmp_path, 1, count * devices, "one", *cases, script=instance_programs)
+    for case in cases:
+        for instance in range(count):
+            actual, expected = results(tmp_path, case, shard, instance), results(tmp_path, case, "one")
+            own = actual.pop("own")
+            for name, axis in BY_REPLICA.items():
+                if name in expected:
+                    expected[name] = expected[name].take(own if len(own) > 1 else own[0], axis)
+            del expected["own"]
+            assert_same(actual, expected)
+
+
+def test_too_little_data_in_one_instance_is_told_by_both(tmp_path: Path) -> None:
+    shown = launch(tmp_path, 2, 1, "off", "short", script=instance_programs)
+    assert shown.count("takes 3 elements of the infeed queue, but 2 are left in instance 1") == 2

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from typing import Final
 
 _BREAK: Final = re.compile(rb"\r\n|\n|\r")
+_NOISE: Final = re.compile(rb"[^\n]*is connected to \d+ peer ranks\. Expected number [^\n]*\n?")
+"""What gloo writes about each connection between processes."""
 _LONGEST: Final = 1 << 16
 """A line that is longer is passed on in pieces."""
 
@@ -46,7 +48,13 @@ class Lines:
 
 def prefixed(lines: Iterable[bytes], prefix: bytes) -> bytes:
     """Whole lines, each after the prefix."""
-    return b"".join((prefix + line if line else prefix.rstrip()) + b"\n" for line in lines)
+    shown = (line for line in lines if not _NOISE.search(line))
+    return b"".join((prefix + line if line else prefix.rstrip()) + b"\n" for line in shown)
+
+
+def without_noise(data: bytes) -> bytes:
+    """Bytes without the lines that say nothing to users."""
+    return _NOISE.sub(b"", data)
 
 
 def prefix(index: int, count: int) -> bytes:

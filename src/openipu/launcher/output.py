@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from .keeper import STARTED
-from .lines import Lines, prefix, prefixed
+from .lines import Lines, prefix, prefixed, without_noise
 
 _KEPT_LINES: Final = 100
 
@@ -79,7 +79,7 @@ class InstanceOutput:
         if error:
             self._last.extend(lines)
         if self.shown:
-            self._output.write(data if self._raw else prefixed(lines, self._prefix), error=error)
+            self._output.write(without_noise(data) if self._raw else prefixed(lines, self._prefix), error=error)
 
 
 def _write(file: int, data: bytes) -> None:

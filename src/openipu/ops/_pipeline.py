@@ -14,7 +14,7 @@ from openipu.engine.pipeline.build.function_pipeline import Request, runner
 from openipu.engine.pipeline.build.function_stages import Functions
 from openipu.engine.pipeline.build.stage_options import PipelineStageOptions
 from openipu.engine.program.program_trace import NotInProgram, current
-from openipu.engine.program.user_program import Operation
+from openipu.engine.program.user_program import Operation, check_same_arguments
 from openipu.engine.schedule.schedules import Schedule
 from openipu.engine.types import Array, DTypeOption, Tree
 from openipu.ipu_infeed_queue import IPUInfeedQueue
@@ -109,27 +109,30 @@ def pipeline(
     shown = (outfeed_loss, tuple(outfeed_mask or ()), outfeed_queue is None)
     key = (stages, pipelining, optimizer_function, ordinal, shown)
     request = Request(Functions(stages, optimizer_function, results, _element), pipelining, ordinal, key)
-    rows = _run(request, repeats * pipelining.updates.steps, inputs or (), infeed_queue)
+    rows, own = _run(request, repeats * pipelining.updates.steps, inputs or (), infeed_queue)
     if outfeed_queue is not None:
         if accumulate_outfeed:
             rows = jax.tree.map(lambda a: _summed(a, repeats, accumulate_outfeed_dtype), rows)
-        outfeed_queue.extend(rows)
+        outfeed_queue.extend(jax.tree.map(lambda a: a[:, own], rows))
     return Operation()
 
 
-def _run(request: Request, count: int, inputs: Sequence[Any], infeed: IPUInfeedQueue | None) -> Any:
+def _run(request: Request, count: int, inputs: Sequence[Any], infeed: IPUInfeedQueue | None) -> tuple[Tree, list[int]]:
+    """The results of all micro-batches by replica, and the replicas of this process."""
     constants = tuple(np.asarray(value) for value in inputs)
     spec = infeed.element_spec if infeed is not None else ()
     one = jax.ShapeDtypeStruct((1,), np.int32)
     element = (one, jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), constants), spec)
     ready = runner(request, element)
     replicas = ready.place.replicas
+    if not replicas.is_local:
+        check_same_arguments("pipeline", constants)
     front = (count, replicas.count)
     tiled = jax.tree.map(lambda a: np.broadcast_to(a, (*front, *a.shape)), constants)
-    data = infeed.take(count, replicas) if infeed is not None else ()
+    data = infeed.take(count, ready.place) if infeed is not None else ()
     numbers = np.zeros((*front, 1), np.int32)
-    own = jax.device_put((numbers, tiled), replicas.split(1))
-    return ready.run((*own, data), count)
+    given = replicas.send((numbers, tiled), 1)
+    return ready.run((*given, data), count), replicas.own
 
 
 def _element(element: tuple[Tree, ...]) -> tuple[Sequence[Any], Tree]:

@@ -75,6 +75,16 @@ class Replicas:
         here = jax.process_index()
         return [device for device in self.devices if device.process_index == here]
 
+    @property
+    def own(self) -> list[int]:
+        """The numbers of the replicas that have devices in this process."""
+        here = jax.process_index()
+        return [number for number in range(self.count) if here in self._processes(number)]
+
+    def _processes(self, number: int) -> list[int]:
+        """The processes to which the devices of a replica belong."""
+        return [device.process_index for device in self.devices[number * self.each : (number + 1) * self.each]]
+
     def send(self, tree: Tree, axis: int | None = None) -> Tree:
         """Put arrays on the devices: split over the replicas along `axis`, or the same on all of them."""
         return transfer.send(tree, self.everywhere() if axis is None else self.split(axis))
@@ -128,9 +138,14 @@ class Replicas:
         number = jnp.maximum(total(jnp.asarray(active, jnp.float32)), 1)
         return jax.tree.map(lambda a: total(jnp.where(active, a, jnp.zeros_like(a))) / number, tree)
 
-    def is_first(self) -> Array | bool:
-        """Whether this replica is the first one."""
-        return True if self.count == 1 else self.index() == 0
+    def speaks(self) -> Array | bool:
+        """Whether this replica is the first one of its process, which tells Python what all of them have in common."""
+        if self.count == 1:
+            return True
+        first: dict[int, int] = {}
+        for number in range(self.count):
+            first.setdefault(self._processes(number)[0], number)
+        return jnp.isin(self.index(), np.array([*first.values()], np.int32)) if len(first) > 1 else self.index() == 0
 
     def of_first(self, tree: Tree) -> Tree:
         """The values of the first replica."""

@@ -36,11 +36,6 @@ class StepFunction:
     ) -> None:
         self.place, self.options, self._mode = place, options, mode
         self.live = StepLogs(options.buffer_depth) if options.live_callbacks else None
-        if self.live is not None and not place.replicas.is_local:
-            raise NotImplementedError(
-                "Asynchronous callbacks do not work on several instances yet. Leave "
-                "`set_asynchronous_callbacks` at False under PopDistStrategy."
-            )
         self.loop: Loop
         self.spread: StateLayout
         if pipeline is not None:

@@ -11,7 +11,7 @@ every element at once, a fast one visits twenty times a second, which is how oft
 [Note: order] The next visit needs the number that a visit returns, so the visits of one replica happen in program
 order, whatever XLA reorders. On the host, the n-th elements of all replicas make one element, so all replicas have to
 enqueue equally often. All replicas get the same answer to their n-th visit: where only the latest element leaves, their
-n-th visits then bring elements of the same step.
+n-th visits then bring elements of the same step. In a group of processes, each hears of its own replicas only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from openipu.engine.types import Array, Tree
@@ -134,10 +134,10 @@ class HostBuffer:
     def __init__(self, depth: int, *, only_last: bool = False) -> None:
         self._depth, self._only_last = depth, only_last
         self._changed = threading.Condition()
-        self._coming: list[deque[list[np.ndarray]]] = [deque()]
+        self._coming: dict[int, deque[list[np.ndarray]]] = {}
         self._pace = VisitRate(depth)
-        self._answers: list[deque[int]] = []
-        self._counts: list[int] = []
+        self._answers: dict[int, deque[int]] = {}
+        self._counts: dict[int, int] = {}
         self._ready: deque[list[list[np.ndarray]]] = deque()
         self._launcher: threading.Thread | None = None
         self._reader: threading.Thread | None = None
@@ -149,14 +149,15 @@ class HostBuffer:
 
     # --- the program's side
 
-    def begin(self, replicas: int) -> None:
-        """Call before a program runs. Waits for a program that another thread is running."""
+    def begin(self, replicas: Sequence[int]) -> None:
+        """Call before a program runs on these replicas. Waits for a program that another thread is running."""
         with self._changed:
             while self._running:
                 self._changed.wait()
-            self._coming = [deque() for _ in range(replicas)]
+            self._coming = {replica: deque() for replica in replicas}
             self._pace = VisitRate(1 << 30 if self._only_last else self._depth)
-            self._answers, self._counts = [deque() for _ in range(replicas)], [0] * replicas
+            self._answers = {replica: deque() for replica in replicas}
+            self._counts = dict.fromkeys(replicas, 0)
             self._launcher, self._reader = threading.current_thread(), None
             self.interrupt = None
             self._running += 1
@@ -169,10 +170,11 @@ class HostBuffer:
 
     def check(self) -> None:
         """Raise an error if the replicas of the latest program did not enqueue equally often."""
-        if len(set(self._counts)) > 1:
+        counts = list(self._counts.values())
+        if len(set(counts)) > 1:
             raise ValueError(
-                f"Replicas enqueued different numbers of elements in an outfeed queue: {self._counts}, by replica. The "
-                f"n-th elements of all replicas make one element, so only {min(self._counts)} can be dequeued and the "
+                f"Replicas enqueued different numbers of elements in an outfeed queue: {counts}, by replica. The "
+                f"n-th elements of all replicas make one element, so only {min(counts)} can be dequeued and the "
                 "rest are lost. Let all replicas enqueue equally often: always, or under a condition that is the "
                 "same on all of them (see `ipu.cross_replica_ops`)."
             )
@@ -193,7 +195,7 @@ class HostBuffer:
             mine = self._answers[replica]
             if not mine:  # this replica is the first to make this visit
                 answer = self._pace.next(count)
-                for answers in self._answers:
+                for answers in self._answers.values():
                     answers.append(answer)
             return mine.popleft()
 
@@ -202,10 +204,10 @@ class HostBuffer:
         with self._changed:
             self._wait(replica)
             self._coming[replica].append(element)
-            while all(self._coming):
+            while all(self._coming.values()):
                 if self._only_last:
                     self._ready.clear()
-                self._ready.append([coming.popleft() for coming in self._coming])
+                self._ready.append([coming.popleft() for coming in self._coming.values()])
             self._changed.notify_all()
 
     def _wait(self, replica: int) -> None:

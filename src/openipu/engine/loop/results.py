@@ -54,14 +54,14 @@ class Collector:
             count = self.replicas.count
             done = self.batches + 1 if index is None else jnp.minimum((index + 1) * count, self.batches)
             logs = self._logs(metrics, result, active)
-            told = self.live.outlet.put(told, (done, logs), self.replicas.index(), self.replicas.is_first())
+            told = self.live.outlet.put(told, (done, logs), self.replicas.index(), self.replicas.speaks())
         place = None if index is None else index - self.first
         return Kept(_keep(self.outcome, kept.results, place, result, active), told)
 
     def finish(self, kept: Kept) -> None:
         """Hand over the logs that still wait."""
         if self.live is not None:
-            self.live.outlet.flush(kept.told, self.replicas.index(), self.replicas.is_first())
+            self.live.outlet.flush(kept.told, self.replicas.index(), self.replicas.speaks())
 
     def results(self, state: State, kept: Tree) -> Tree:
         """What the execution returns: logs, or for predict the outputs, with an axis for replicas."""

@@ -2,7 +2,8 @@
 
 If their number is known before the launch (`loops.repeat`), they are sent ahead as one slab. If it is not
 (`loops.while_loop`), or if the slab would be too large, the program fetches them while it runs, `prefetch_depth` at a
-time. Element i goes to replica i mod R.
+time. Element i goes to replica i mod R. In a group of processes, each reads elements for its own replicas, or all of
+them read the same elements and each uses those of its replicas.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from collections import deque
 from typing import NamedTuple
 
 from openipu.engine.data.dataset_reader import DatasetReader
+from openipu.engine.data.instances import check_same
+from openipu.engine.devices import group
+from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
+from openipu.engine.devices.transfer import send_own
 from openipu.engine.host_io.host_call import host_call
 from openipu.engine.types import Array, Tree
 from openipu.errors import OutOfRangeError
@@ -42,8 +47,8 @@ class InfeedSource:
     def __init__(self, elements: DatasetReader, depth: int) -> None:
         self.elements, self._depth = elements, depth
         self._lock = threading.Lock()
-        self._dealt: list[deque[Tree]] = []
-        self._used: list[int] = []
+        self._dealt: dict[int, deque[Tree]] = {}
+        self._used: dict[int, int] = {}
         self.error: BaseException | None = None
         """Why the latest program had to stop, if it did."""
 
@@ -88,40 +93,47 @@ class InfeedSource:
 
     # --- the host's side
 
-    def slab(self, count: int, replicas: Replicas) -> Tree:
+    def slab(self, count: int, place: Placement) -> Tree:
         """Send `count` elements to each replica."""
-        wanted = count * replicas.count
+        replicas, fed = place.replicas, _fed(place)
+        wanted = count * len(fed)
         elements = self.elements.take(wanted)
-        if len(elements) < wanted:
+        found = [len(elements)] if replicas.is_local else group.exchange("the infeed queue", len(elements))
+        if min(found) < wanted:
             self.elements.put_back(elements)
+            whose = "" if len(found) == 1 else f" in instance {found.index(min(found))}"
             raise OutOfRangeError(
-                f"The program takes {wanted} elements of the infeed queue, but {len(elements)} are left. Give a "
+                f"The program takes {wanted} elements of the infeed queue, but {min(found)} are left{whose}. Give a "
                 "dataset that repeats, take fewer elements, or start again with `infeed_queue.initializer`."
             )
+        if not replicas.is_local and not place.own_data:
+            check_same(elements)
 
         def stack(*rows: np.ndarray) -> np.ndarray:
-            return np.stack(rows).reshape(count, replicas.count, *rows[0].shape)
+            return np.stack(rows).reshape(count, len(fed), *rows[0].shape)
 
-        return replicas.send(jax.tree.map(stack, *elements), 1)
+        stacked = jax.tree.map(stack, *elements)
+        return send_own(stacked, replicas.split(1), 1) if place.own_data else replicas.send(stacked, 1)
 
     def slab_bytes(self, count: int) -> int:
         """The bytes that a slab of `count` elements takes on each replica."""
         leaves = jax.tree.leaves(self.elements.spec)
         return count * int(sum(np.dtype(a.dtype).itemsize * math.prod(a.shape) for a in leaves))
 
-    def begin(self, replicas: int) -> None:
+    def begin(self, place: Placement) -> None:
         """Call before a program runs that fetches elements."""
-        self._dealt, self._used, self.error = [deque() for _ in range(replicas)], [0] * replicas, None
+        self._dealt = {replica: deque() for replica in _fed(place)}
+        self._used, self.error = dict.fromkeys(self._dealt, 0), None
 
     def end(self, taken: np.ndarray) -> None:
         """Call when the program has ended, with the number of elements that each replica took. The rest is put back."""
         rest = {
-            (used + i) * len(self._dealt) + replica: element
-            for replica, (used, dealt) in enumerate(zip(self._used, self._dealt, strict=True))
+            (self._used[replica] + i, replica): element
+            for replica, dealt in self._dealt.items()
             for i, element in enumerate(dealt)
-            if used + i >= int(taken[replica])
+            if self._used[replica] + i >= int(taken[replica])
         }
-        self.elements.put_back([rest[number] for number in sorted(rest)])
+        self.elements.put_back([rest[place] for place in sorted(rest)])
 
     def _fetch(self, replica: np.ndarray, taken: np.ndarray) -> tuple[np.ndarray, ...]:
         try:
@@ -159,6 +171,11 @@ class InfeedSource:
         if len(elements) < len(self._dealt):
             self.elements.put_back(elements)
             return False
-        for part, element in zip(self._dealt, elements, strict=True):
+        for part, element in zip(self._dealt.values(), elements, strict=True):
             part.append(element)
         return True
+
+
+def _fed(place: Placement) -> list[int]:
+    """The replicas that a dataset feeds: those of this process if it has data of its own, otherwise all of them."""
+    return place.replicas.own if place.own_data else list(range(place.replicas.count))

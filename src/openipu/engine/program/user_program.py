@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from openipu.engine.core.replicated_step import one_of_several
-from openipu.engine.devices import group, same_values, systems
+from openipu.engine.devices import group, same_values, systems, transfer
 from openipu.engine.devices.current_system import system_of
 from openipu.engine.devices.kept_programs import KeptPrograms
 from openipu.engine.devices.launching import in_turn
@@ -117,13 +117,10 @@ class UserProgram:
             jax.eval_shape(self._place.replicas.program(run, (None,), None), call.arrays)
         state = tuple(scope.assigned.values())
         constants = tuple(v for key, v in scope.read.items() if key not in scope.assigned)
-        if (trace.demands or trace.outfeeds) and not self._place.replicas.is_local:
-            raise NotImplementedError(
-                "A program on several instances cannot use infeed and outfeed queues yet. Use `fit`, or `IPUStrategy`, "
-                "with which instances run apart."
-            )
         sent, fetched = {}, []
         limit = SLAB_SHARE * free_memory(self._place.replicas)
+        if trace.demands and not self._place.replicas.is_local:
+            limit = min(group.exchange("the memory for feeds", limit))  # all instances must make the same choice
         for feed, count in trace.demands.values():
             if count is not None and feed.slab_bytes(count) <= limit:
                 sent[id(feed)] = (feed, count)
@@ -203,11 +200,10 @@ class UserProgram:
 
         Ctrl-C waits for that, except in a program that fetches its data: it may fail, and may wait for data forever.
         """
-        replicas = self._place.replicas
         if self._place.compile_only:
             return program.call([])[0]  # nothing is sent, fetched or assigned
         with interruptible():
-            slabs = [feed.slab(count, replicas) for feed, count in needs.sent.values()]
+            slabs = [feed.slab(count, self._place) for feed, count in needs.sent.values()]
         with uninterrupted():
             return self._launch_with(slabs, needs, program, call)
 
@@ -217,8 +213,10 @@ class UserProgram:
             self._share(needs, call)
         values = self._values(needs)
         feeds = [feed for feed, _ in needs.outfeeds.values()]
-        for feed in (*needs.fetched, *feeds):
-            feed.begin(replicas.count)
+        for feed in needs.fetched:
+            feed.begin(self._place)
+        for feed in feeds:
+            feed.begin(replicas.own)
         try:
             with interruptible() if needs.fetched else contextlib.nullcontext():
                 launch = in_turn(self if needs.state else None, replicas.devices, program.call)
@@ -237,7 +235,7 @@ class UserProgram:
         for variable, value in zip(needs.state, state, strict=True):
             self._give(variable, value)
         for feed, count in zip(needs.fetched, taken, strict=True):
-            feed.end(np.asarray(count))
+            feed.end(transfer.read(count))
         for feed in feeds:
             if feed.interrupt is not None:
                 raise feed.interrupt
@@ -246,8 +244,7 @@ class UserProgram:
 
     def _share(self, needs: Needs, call: CallArguments) -> None:
         """Let all instances start alike: arguments must be equal, and variables become those of instance 0."""
-        arrays = (np.asarray(a).tobytes() for a in call.arrays)
-        group.agree_on_bytes("run", "the arguments", arrays, "Give `strategy.run` the same arguments in all instances.")
+        check_same_arguments("strategy.run", call.arrays)
         variables = [*needs.state, *needs.constants]
         for variable, value in zip(variables, same_values.same([v.value for v in variables]), strict=True):
             if value is not variable.value:
@@ -295,6 +292,12 @@ class UserProgram:
             jax.tree.map(lambda spec, n=count: shape(n, spec), feed.elements.spec)
             for feed, count in needs.sent.values()
         ]
+
+
+def check_same_arguments(what: str, arrays: Sequence[Array | np.ndarray]) -> None:
+    """Raise unless all instances give the same arguments to `what`."""
+    parts = (np.asarray(a).tobytes() for a in arrays)
+    group.agree_on_bytes(what, "the arguments", parts, f"Give `{what}` the same arguments in all instances.")
 
 
 def _adds_up(variable: keras.Variable) -> bool:

@@ -16,6 +16,7 @@ from openipu.engine.devices.current_system import system_of
 from openipu.engine.devices.kept_programs import KeptPrograms
 from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.devices.running import running
+from openipu.engine.devices.transfer import read
 from openipu.engine.interrupts import uninterrupted
 from openipu.engine.keras_compat.patches import tracing
 from openipu.engine.pipeline.runtime.stage_function import Arrays
@@ -27,7 +28,6 @@ from openipu.engine.types import Tree
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
 
 from .assemble import make_loop
 from .function_stages import Functions, NewState, functions_in_stages
@@ -91,7 +91,7 @@ class Runner:
             state = self.layout.spread(values_of(owners))
             [result], state = self.loop.execute(state, None, slab)
             assign(owners, self.layout.gather(state))
-        return jax.tree.map(np.asarray, result.value[0])
+        return jax.tree.map(read, result.value[0])
 
 
 _runners: KeptPrograms[Runner] = KeptPrograms(KEPT)
