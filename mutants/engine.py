@@ -436,8 +436,8 @@ HOST = [
     mutant(
         "unequal-replicas-are-silent",
         "engine/host_io/outfeed_buffer.py",
-        "if len(set(self._counts)) > 1:",
-        "if len(set(self._counts)) > 2:",
+        "if len(set(counts)) > 1:",
+        "if len(set(counts)) > 2:",
         f"{OUTFEEDS}::test_replicas_that_enqueue_unequally_often_are_an_error",
     ),
     mutant(
@@ -656,16 +656,16 @@ PROGRAM = [
     mutant(
         "replicas-take-the-same-elements",
         "engine/program/infeed.py",
-        "return np.stack(rows).reshape(count, replicas.count, *rows[0].shape)",
-        "return np.stack(rows).reshape(replicas.count, count, *rows[0].shape).swapaxes(0, 1)",
+        "return np.stack(rows).reshape(count, len(fed), *rows[0].shape)",
+        "return np.stack(rows).reshape(len(fed), count, *rows[0].shape).swapaxes(0, 1)",
         FEEDS,
         f"{PROGRAMS}::test_moving_statistics_and_metrics_agree_over_replicas",
     ),
     mutant(
         "the-end-of-the-data-loses-elements",
         "engine/program/infeed.py",
-        "            self.elements.put_back(elements)\n            raise OutOfRangeError(",
-        "            raise OutOfRangeError(",
+        "            self.elements.put_back(elements)\n            whose",
+        "            whose",
         f"{FEEDS}::test_elements_left_at_the_end_can_still_be_taken",
         f"{FEEDS}::test_the_end_of_the_data_is_an_error_that_loses_nothing",
     ),

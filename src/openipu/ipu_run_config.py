@@ -9,6 +9,7 @@ from typing import Any
 
 from openipu import _validate as validate
 from openipu.config import IPUConfig
+from openipu.distributed.popdist_strategy import PopDistStrategy
 from openipu.settings.frozen import freeze
 
 __all__ = ["IPURunConfig", "RunConfig"]
@@ -107,8 +108,9 @@ class RunConfig:
             only at the end.
         keep_checkpoint_max: How many checkpoints to keep; None or 0 keeps all.
         log_step_count_steps: How many steps lie between log lines with loss and speed; None logs none.
-        train_distribute: Not supported yet.
-        eval_distribute: Not supported yet.
+        train_distribute: A `PopDistStrategy`, with which all instances train together. Then `num_replicas` and
+            `ipu_options` are about one instance, and gradients are averaged over the replicas of all.
+        eval_distribute: The same for evaluation. Without it, each instance evaluates by itself.
         others: The other arguments of `tf.estimator.RunConfig` have no effect; a warning names them.
     """
 
@@ -124,8 +126,8 @@ class RunConfig:
         save_checkpoints_secs: float | object | None = _DEFAULT,
         keep_checkpoint_max: int | None = 5,
         log_step_count_steps: int | None = 100,
-        train_distribute: object | None = None,
-        eval_distribute: object | None = None,
+        train_distribute: PopDistStrategy | None = None,
+        eval_distribute: PopDistStrategy | None = None,
         **others: Any,
     ) -> None:
         validate.instance("ipu_run_config", ipu_run_config, IPURunConfig, optional=True)
@@ -155,19 +157,8 @@ class RunConfig:
             validate.count("keep_checkpoint_max", keep_checkpoint_max, optional=True, least=0) or None
         )
         self.log_step_count_steps = validate.count("log_step_count_steps", log_step_count_steps, optional=True)
-        self.train_distribute, self.eval_distribute = train_distribute, eval_distribute
-        self._check_distribution()
-
-    def _check_distribution(self) -> None:
-        for name in ("train_distribute", "eval_distribute"):
-            if getattr(self, name) is None:
-                continue
-            iterations = self.ipu_run_config.iterations_per_loop
-            why = f" with `iterations_per_loop` = {iterations}" if iterations > 1 else ""
-            raise NotImplementedError(
-                f"`{name}` is set, but estimators do not run on several hosts{why}. Use `num_replicas` for several "
-                "devices of this host."
-            )
+        self.train_distribute = validate.instance("train_distribute", train_distribute, PopDistStrategy, optional=True)
+        self.eval_distribute = validate.instance("eval_distribute", eval_distribute, PopDistStrategy, optional=True)
 
     def replace(self, **changes: Any) -> RunConfig:
         """A copy with other values."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import instance_estimators
 import instance_programs
 import instances
 
@@ -102,3 +103,17 @@ def test_programs_equal_those_of_one_process(
 def test_too_little_data_in_one_instance_is_told_by_both(tmp_path: Path) -> None:
     shown = launch(tmp_path, 2, 1, "off", "short", script=instance_programs)
     assert shown.count("takes 3 elements of the infeed queue, but 2 are left in instance 1") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", ["auto", "off"])
+@pytest.mark.parametrize("case", ["whole", "staged"])
+def test_estimators_equal_those_of_one_process(shard: str, case: str, tmp_path: Path) -> None:
+    """Instance 0 writes all files; the others have the same results without any."""
+    launch(tmp_path, 2, 2, shard, case, script=instance_estimators)
+    launch(tmp_path, 1, 4, "one", case, script=instance_estimators)
+    expected = results(tmp_path, case, "one")
+    assert_same(results(tmp_path, case, shard, 0), expected)
+    metrics = {name: value for name, value in expected.items() if name.startswith("evaluated")}
+    assert_same(results(tmp_path, case, shard, 1), metrics)
+    assert [path.name for path in (tmp_path / f"{case}-{shard}").iterdir()] == ["0"]

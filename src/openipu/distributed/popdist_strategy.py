@@ -63,17 +63,26 @@ class PopDistStrategy(IPUStrategyV1):
     @property
     def system(self) -> systems.System:
         """The devices of all instances under the current configuration."""
-        return super().system.of_all_processes(own_data=self._shard == "off")
+        return super().system.of_all_processes(self.own_data)
+
+    @property
+    def own_data(self) -> bool:
+        """Whether each instance reads its own part of the data."""
+        return self._shard == "off"
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[PopDistStrategy]:
         """Use this strategy for models that are created until the `with` block ends."""
+        self.check_configuration()
+        with super().scope():
+            yield self
+
+    def check_configuration(self) -> None:
+        """Raise an error unless all instances have the same configuration."""
         if group.count() > 1:
             system = super().system
             facts = {"devices": len(system.devices), "platform": system.platform, **_facts(system.settings)}
             group.agree("the configuration", facts, "Give all instances the same one.")
-        with super().scope():
-            yield self
 
     @property
     def shared(self) -> bool:

@@ -71,12 +71,12 @@ def test_ipu_run_config(error, message, settings):
         (ValueError, "`save_checkpoints_secs` is -1", {"save_checkpoints_secs": -1}),
         (ValueError, "`save_summary_steps` is 0", {"save_summary_steps": 0}),
         (ValueError, "`keep_checkpoint_max` is -1", {"keep_checkpoint_max": -1}),
-        (NotImplementedError, "`train_distribute` is set", {"train_distribute": object()}),
         (
-            NotImplementedError,
-            "`iterations_per_loop` = 2",
-            {"train_distribute": object(), "ipu_run_config": IPURunConfig(2)},
+            TypeError,
+            "`train_distribute` is an object. Give a `PopDistStrategy`",
+            {"train_distribute": object()},
         ),
+        (TypeError, "`eval_distribute` is an object. Give a `PopDistStrategy`", {"eval_distribute": object()}),
     ],
 )
 def test_run_config(error, message, settings):

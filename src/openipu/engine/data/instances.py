@@ -8,7 +8,7 @@ once, whatever the processes had.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openipu.engine.devices import group
 from openipu.engine.devices.replicas import Replicas
@@ -46,10 +46,11 @@ class OwnParts:
             return None
         _check_shapes([text for _, _, text in found])
         if counts == [self.share(steps, i) for i in range(group.count())]:
-            return self._full(begin, sum(counts), width, alike)
+            return replace(self._full(begin, sum(counts), width, alike), own=len(alike))
         batches, rest = _dealt_anew(counts, [rows for _, rows, _ in found], alike, tail, full, self._own)
         body = jax.tree.map(lambda *b: stack_rows(b, width), *batches) if batches else None
-        return send_slab(begin, len(batches), body, rest, self.replicas)
+        slab = send_slab(begin, len(batches), body, rest, self.replicas)
+        return replace(slab, own=len(alike) + (tail is not None))
 
     @property
     def _own(self) -> int:

@@ -33,6 +33,8 @@ class Slab:
     count: int
     body: Tree
     tail: Tree
+    own: int | None = None
+    """The batches that this process has read for it, if it has data of its own."""
 
     @property
     def has_tail(self) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from openipu import _validate as validate
 from openipu.settings.enums import DeviceConnectionType
 
+from . import group
 from .replicas import Replicas
 from .systems import System
 
@@ -31,11 +32,21 @@ class Placement:
     own_data: bool = False
     """Whether each process reads its own part of the data."""
 
+    @property
+    def fed(self) -> list[int]:
+        """The replicas that the data of this process feeds: its own ones if it has data of its own, otherwise all."""
+        return self.replicas.own if self.own_data else list(range(self.replicas.count))
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process writes files and log lines: alone, or for all of those that run one program together."""
+        return self.replicas.is_local or group.index() == 0
+
 
 def placement_on(system: System, each: int = 1) -> Placement:
     """Where a model runs on `system`: as many replicas as there is room for, with `each` devices per replica."""
     settings, present = system.settings, len(system.devices)
-    group, count = settings.batch_norm_group, present // each
+    norm_group, count = settings.batch_norm_group, present // each
     if count == 0:
         raise ValueError(
             f"The stages of the model need {each} devices, but {present} {'is' if present == 1 else 'are'} configured. "
@@ -50,9 +61,9 @@ def placement_on(system: System, each: int = 1) -> Placement:
             f"Each replica of the model takes {each} devices, but an instance has {own}, so "
             'replicas lie in several instances and cannot have data of their own. Use `PopDistStrategy(shard="auto")`.'
         )
-    if count % group:
+    if count % norm_group:
         raise ValueError(
-            f"norms.experimental.distributed_batch_norm_replica_group_size is {group}, which does not divide the "
+            f"norms.experimental.distributed_batch_norm_replica_group_size is {norm_group}, which does not divide the "
             f"{count} replicas. Give a number that does."
         )
     return Placement(
@@ -62,6 +73,6 @@ def placement_on(system: System, each: int = 1) -> Placement:
         settings.connection in NOT_RUN,
         system.compiler_options,
         settings.dump_folder,
-        group,
+        norm_group,
         system.own_data,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from openipu.engine.core.operation_count import COUNTED
+from openipu.engine.core.state import Logs
 from openipu.engine.loop.loop import Loop
 from openipu.engine.types import Array
 
@@ -84,6 +85,13 @@ class Summaries:
             self._failed = True
             log.error("Event files could not be written in %s: %s. The run goes on without them.", self._folder, error)
         self.close()
+
+
+class NoSummaries(Summaries):
+    """Summaries in an instance that leaves files to another one."""
+
+    def write(self, step: int, scalars: Mapping[str, Any]) -> None:
+        """Write nothing."""
 
 
 class Progress:
@@ -221,3 +229,20 @@ def _memory(analysis: object) -> tuple[tuple[str, int], ...]:
     found = [(kind, getattr(analysis, f"{name}_size_in_bytes", None)) for kind, name in kinds.items()]
     code = getattr(analysis, "generated_code_size_in_bytes", None) or None  # 0 bytes means unknown
     return tuple((kind, int(size)) for kind, size in [*found, ("program", code)] if size is not None)
+
+
+def plain(logs: Logs) -> Logs:
+    """Logs as Python numbers, or arrays for metrics with several values. Nested dicts are flattened."""
+    flat: Logs = {}
+    for name, value in logs.items():
+        if isinstance(value, dict):
+            flat |= plain({f"{name}/{key}": part for key, part in value.items()})
+        else:
+            array = np.asarray(value)
+            flat[name] = array.item() if array.ndim == 0 else array
+    return flat
+
+
+def line_of(logs: Logs) -> str:
+    """Logs as a line of text."""
+    return ", ".join(f"{name} = {value}" for name, value in logs.items() if name != "global_step")

@@ -18,6 +18,7 @@ from openipu.engine.core.state import Logs, State
 from openipu.engine.core.state_layout import ReplicaLayout
 from openipu.engine.data.feed import Feed
 from openipu.engine.data.slab import Slab
+from openipu.engine.devices import group
 from openipu.engine.devices.launching import Wait
 from openipu.engine.interrupts import interruptible
 from openipu.engine.loop.driver import launches
@@ -31,7 +32,7 @@ from .hooks import CheckpointSaverListener, Hooks, SessionRunHook
 from .model_steps import ModelProgram
 from .model_trace import OtherVariablesError
 from .outbox import steps_first
-from .progress import Progress, RunFacts, Summaries, Timed, program_facts
+from .progress import NoSummaries, Progress, RunFacts, Summaries, Timed, program_facts
 from .run_settings import RunSettings
 from .saved_state import Saved
 from .specs import IPUEstimatorSpec
@@ -86,13 +87,18 @@ class Run:
             if reported and self._launches == 1:
                 jax.block_until_ready(self._state)
                 first = self._mark()
-            if self.hooks.context.stop_requested:
+            if self._stops():
                 break
         Wait()(self._state)
         last = self._mark()
         self.hooks.end()
-        if reported:
+        if reported and self.program.place.speaks:
             self._write_report(self._facts(began, first, last, known))
+
+    def _stops(self) -> bool:
+        """Whether a hook has asked to stop, in any instance of those that run together."""
+        asked = self.hooks.context.stop_requested
+        return asked if self.program.place.replicas.is_local else group.any_of("the end of an execution", asked)
 
     def _execute(self, slab: Slab, _meanwhile: Callable[[], None]) -> list[Result]:
         self.hooks.before_run()
@@ -152,16 +158,18 @@ class Training(Run):
         super().__init__(program, start, hooks, feed, model_dir, config)
         self._listeners, self._target = listeners, target
         self._batches, self._examples, self._batch_size = start.batches, start.examples, start.batch_size
+        self._own_batches = start.own(program.place).batches
         self._saved_at: int | None = None
         self._checkpoints = checkpoints
 
     def run(self) -> None:
         """Train on all batches."""
-        config = self._config
-        summaries = Summaries(self._model_dir)
-        if config.save_summary_steps is not None:
+        config, speaks = self._config, self.program.place.speaks
+        summaries = Summaries(self._model_dir) if speaks else NoSummaries(self._model_dir)
+        log_steps, summary_steps = (config.log_step_count_steps, config.save_summary_steps) if speaks else (None, None)
+        if summary_steps is not None:
             summaries.prepare()
-        progress = Progress(summaries, self.global_step, config.log_step_count_steps, config.save_summary_steps)
+        progress = Progress(summaries, self.global_step, log_steps, summary_steps)
         periodic = config.save_checkpoints_steps is not None or config.save_checkpoints_secs is not None
         try:
             with interruptible():
@@ -171,7 +179,7 @@ class Training(Run):
                 with interruptible():
                     self._deliver(results, summaries)
                 progress.note(self.global_step, _fetches(results)["loss"])
-                if periodic and self._checkpoints.due(self.global_step):
+                if periodic and self._is_due():
                     self._save()
             progress.close()
             if self.global_step < self._target and not self.hooks.context.stop_requested:
@@ -184,10 +192,17 @@ class Training(Run):
             summaries.close()
             self._checkpoints.close()
 
+    def _is_due(self) -> bool:
+        """Whether it is time for a checkpoint. Instance 0 decides, because clocks differ."""
+        due = self._checkpoints.due(self.global_step)
+        together = not self.program.place.replicas.is_local
+        return bool(group.of_first("whether a checkpoint is due", due)) if together else due
+
     def _count(self, slab: Slab) -> None:
         super()._count(slab)
         self.global_step += -(-slab.steps // self.program.place.replicas.count)
         self._batches += slab.steps
+        self._own_batches += slab.steps if slab.own is None else slab.own
         self._examples += _examples(slab)
         if slab.has_tail and isinstance(self.program.layout, ReplicaLayout):
             # The program has counted a smaller last batch as a step of its own. Programs with stages do not.
@@ -214,8 +229,12 @@ class Training(Run):
         for listener in self._listeners:
             listener.before_save(self.hooks.context, step)
         saved = saving.snapshot(self.program, self._state, step, self._batches)
-        tree = replace(saved, examples=self._examples, batch_size=self._batch_size).tree()
-        self._checkpoints.save(step, tree, wait=wait or bool(self._listeners))
+        place, parts = self.program.place, ()
+        if place.own_data:
+            parts = tuple(group.exchange("the position in the data", self._own_batches))
+        tree = replace(saved, examples=self._examples, batch_size=self._batch_size, parts=parts).tree()
+        if place.speaks:
+            self._checkpoints.save(step, tree, wait=wait or bool(self._listeners))
         self._saved_at = step
         for listener in self._listeners:
             if listener.after_save(self.hooks.context, step):

@@ -34,12 +34,31 @@ class DeviceSettings(Protocol):
         """Whether to write a report of each run."""
 
 
+class Distribution(Protocol):
+    """The part of `PopDistStrategy` that the engine reads."""
+
+    @property
+    def own_data(self) -> bool:
+        """Whether each instance reads its own part of the data."""
+
+    def check_configuration(self) -> None:
+        """Raise unless all instances have the same configuration."""
+
+
 class RunSettings(Protocol):
     """The part of `RunConfig` that the engine reads."""
 
     @property
     def ipu_run_config(self) -> DeviceSettings:
         """How the estimator uses devices."""
+
+    @property
+    def train_distribute(self) -> Distribution | None:
+        """How instances train together; None if they do not."""
+
+    @property
+    def eval_distribute(self) -> Distribution | None:
+        """How instances evaluate together; None if they do not."""
 
     @property
     def tf_random_seed(self) -> int | None:

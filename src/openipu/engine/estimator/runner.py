@@ -27,7 +27,7 @@ from openipu.engine.core.wrapped_optimizer import chain
 from openipu.engine.data.feed import Feed
 from openipu.engine.data.make_feed import make_feed
 from openipu.engine.data.slab import shapes_of
-from openipu.engine.devices import systems
+from openipu.engine.devices import group, systems
 from openipu.engine.devices.launching import Wait
 from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.devices.replicas import Replicas
@@ -36,7 +36,6 @@ from openipu.engine.interrupts import SHORT, interruptible, uninterrupted
 from openipu.engine.types import Data, Tree
 
 import jax
-import numpy as np
 
 from . import saved_state as saving
 from .hooks import CheckpointSaverListener, SessionRunHook
@@ -44,7 +43,7 @@ from .inputs import InputBatches, InputContext, InputFn
 from .model_steps import ModelProgram, make_program
 from .model_trace import DiscoveredModel, ModelFn, check_same_weights, discover, metrics_of
 from .outbox import Outbox
-from .progress import Summaries
+from .progress import Summaries, line_of, plain
 from .run import Run, Training
 from .run_settings import RunSettings, WarmStart
 from .saved_state import FOLDER, Saved
@@ -130,7 +129,7 @@ class EstimatorRunner:
 
     def _check_training(self, model: DiscoveredModel, options: Options, replicas: Replicas) -> None:
         """Check the rules for training, before anything compiles."""
-        if replicas.count > 1 and not options.average_replicas:
+        if replicas.count > 1 and not (options.average_replicas or replicas.average):
             raise ValueError(
                 f"Training on {replicas.count} replicas needs an optimizer that reduces gradients over them, but "
                 f"{model.optimizer.name!r} does not. Wrap it in `openipu.optimizers.CrossReplicaOptimizer`."
@@ -154,7 +153,7 @@ class EstimatorRunner:
         """Steps of one execution."""
         return int(self.config.ipu_run_config.iterations_per_loop)
 
-    def place(self) -> Placement:
+    def place(self, mode: str) -> Placement:
         """Where programs run. Configures the system first if the run configuration has `ipu_options`."""
         ipu = self.config.ipu_run_config
         if ipu.ipu_options is not None:
@@ -166,11 +165,17 @@ class EstimatorRunner:
                 f"`IPURunConfig` asks for {wanted} devices ({ipu.num_replicas} replicas times {ipu.num_shards} "
                 f"shards), but `ipu_options` configures {len(system.devices)}. Make these numbers equal."
             )
-        return dataclasses.replace(placement_on(system), replicas=Replicas(system.devices[:wanted], ipu.num_shards))
+        system = dataclasses.replace(system, devices=system.devices[:wanted])
+        together = {"train": self.config.train_distribute, "eval": self.config.eval_distribute}.get(mode)
+        if together is not None:
+            together.check_configuration()
+            system = system.of_all_processes(together.own_data)
+        return placement_on(system, ipu.num_shards)
 
-    def input_fn(self, input_fn: Callable[..., Data], mode: str, params: Params) -> InputFn:
+    def input_fn(self, input_fn: Callable[..., Data], mode: str, params: Params, place: Placement) -> InputFn:
         """A user's input_fn with the arguments that it can declare."""
-        context = InputContext(num_replicas_in_sync=self.config.ipu_run_config.num_replicas)
+        pipelines = (group.count(), group.index()) if place.own_data else (1, 0)
+        context = InputContext(*pipelines, num_replicas_in_sync=place.replicas.count)
         given = {"mode": mode, "params": dict(params), "config": self.config, "input_context": context}
         return InputFn(input_fn, given)
 
@@ -196,19 +201,32 @@ class EstimatorRunner:
         self._refuse_foreign(checkpoints)
         return None if checkpoints.latest() is None else saving.load(checkpoints)
 
+    def _found(self, place: Placement, load: Callable[[], Saved | None]) -> Saved | None:
+        """What `load` finds: in instance 0, if instances run together. So they need no disk in common."""
+        if place.replicas.is_local:
+            return load()
+        return saving.of_first(load() if place.speaks else None)
+
     def _refuse_foreign(self, checkpoints: Checkpoints) -> None:
         if checkpoints.latest() is None:
             refuse_foreign("`model_dir`", self.model_dir)
 
     def _start(self, program: ModelProgram, found: Saved | None) -> Saved:
         """What a run starts from: the checkpoint `found`, or initial values, perhaps with warm-start weights."""
-        if found is not None:
+        if found is not None and found.variables:
             return found
         start = saving.fresh(program.model)
+        if found is not None:  # another instance has read it, and has its values
+            return dataclasses.replace(found, variables=start.variables, optimizer=start.optimizer)
         if self._warm_start is not None:
             source = saving.load_from("`ckpt_to_initialize_from`", self._warm_start.ckpt_to_initialize_from)
             start = saving.warm(program.model, start, source, self._warm_start.patterns)
         elif program.model.mode != "train":
+            if self.config.train_distribute is not None and program.place.replicas.is_local and group.index() > 0:
+                raise ValueError(
+                    f"Instance {group.index()} finds no checkpoint in {self.model_dir}, because instance 0 writes "
+                    "them. Give all instances a `model_dir` on a disk that they share, or use instance 0 for this."
+                )
             log.warning("There is no checkpoint in %s, so all variables have their initial values.", self.model_dir)
         return start
 
@@ -225,11 +243,13 @@ class EstimatorRunner:
         listeners: Sequence[CheckpointSaverListener],
     ) -> None:
         """Train for `steps` more steps, or until the global step is `max_steps`."""
-        place, checkpoints = self.place(), self.checkpoints()
-        self._refuse_foreign(checkpoints)
-        problem = saving.open_for_run(checkpoints, self.model_dir)
+        place, checkpoints = self.place("train"), self.checkpoints()
+        problem = None
+        if place.speaks:
+            self._refuse_foreign(checkpoints)
+            problem = saving.open_for_run(checkpoints, self.model_dir)
         try:
-            found = self._load(checkpoints)
+            found = self._found(place, lambda: self._load(checkpoints))
             begin = found.global_step if found else 0
             target = begin + steps if steps is not None else max_steps or 0
             if begin >= target:
@@ -238,12 +258,14 @@ class EstimatorRunner:
             if problem is not None:
                 raise problem
             executions = -(-(target - begin) // self.iterations)
-            batches = executions * self.iterations * place.replicas.count
+            batches = executions * self.iterations * len(place.fed)
             with interruptible():
-                data, batch_size = resumed(self.input_fn(input_fn, "train", params), found, batches)
+                opened = self.input_fn(input_fn, "train", params, place)
+                data, batch_size = resumed(opened, found and found.own(place), batches)
             program = self.program("train", data.first, place, params)
             start = dataclasses.replace(self._start(program, found), batch_size=batch_size)
-            saving.check_room(checkpoints, self.model_dir, start)
+            if place.speaks:
+                saving.check_room(checkpoints, self.model_dir, start)
             feed = self._feed(program, data)
             Training(program, start, hooks, feed, self.model_dir, self.config, checkpoints, listeners, target).run()
         finally:
@@ -265,12 +287,13 @@ class EstimatorRunner:
         if steps is not None and run.steps < steps:
             log.warning("The data ended after %d of the %d steps of the evaluation.", run.steps, steps)
         on_host = run.program.on_host
-        logs = _values(results[-1].value if on_host is None else on_host(results))
+        logs = plain(results[-1].value if on_host is None else on_host(results))
         logs["global_step"] = run.global_step
-        log.info("Evaluation at step %d: %s", run.global_step, _line(logs))
-        summaries = Summaries(self.model_dir / (f"eval_{name}" if name else "eval"))
-        summaries.write(run.global_step, {k: v for k, v in logs.items() if k != "global_step"})
-        summaries.close()
+        if run.program.place.speaks:
+            log.info("Evaluation at step %d: %s", run.global_step, line_of(logs))
+            summaries = Summaries(self.model_dir / (f"eval_{name}" if name else "eval"))
+            summaries.write(run.global_step, {k: v for k, v in logs.items() if k != "global_step"})
+            summaries.close()
         return logs
 
     def predict(
@@ -306,7 +329,7 @@ class EstimatorRunner:
         """
         with uninterrupted(SHORT):
             refuse_elsewhere(self, call)
-            self.place()  # configures devices, which is no longer possible when the call is running
+            self.place("infer")  # configures devices, which is no longer possible when the call is running
             with running(self, call, f"the estimator of {self._name!r}"):
                 yield
 
@@ -319,10 +342,11 @@ class EstimatorRunner:
         path: Path | None,
         steps: int | None,
     ) -> Run:
-        place, found = self.place(), self.saved(path)
-        limit = None if steps is None else steps * place.replicas.count
+        place = self.place(mode)
+        found = self._found(place, lambda: self.saved(path))
+        limit = None if steps is None else steps * len(place.fed)
         with interruptible():
-            data = InputBatches(self.input_fn(input_fn, mode, params), 0, limit)
+            data = InputBatches(self.input_fn(input_fn, mode, params, place), 0, limit)
         program = self.program(mode, data.first, place, params)
         start = self._start(program, found)
         return Run(program, start, hooks, self._feed(program, data), self.model_dir, self.config)
@@ -349,22 +373,6 @@ def resumed(input_fn: InputFn, found: Saved | None, limit: int) -> tuple[InputBa
         "batches%s.", found.examples, found.batch_size, size, skip, again,
     )  # fmt: skip
     return InputBatches(input_fn, skip, limit), size
-
-
-def _values(logs: Logs) -> Logs:
-    """Logs as Python numbers, or arrays for metrics with several values. Nested dicts are flattened."""
-    flat: Logs = {}
-    for name, value in logs.items():
-        if isinstance(value, dict):
-            flat |= _values({f"{name}/{key}": part for key, part in value.items()})
-        else:
-            array = np.asarray(value)
-            flat[name] = array.item() if array.ndim == 0 else array
-    return flat
-
-
-def _line(logs: Logs) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in logs.items() if name != "global_step")
 
 
 def single_examples(blocks: Iterator[Tree], limit: int | None) -> Iterator[Tree]:

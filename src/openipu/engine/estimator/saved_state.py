@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from openipu.engine.checkpoint import Checkpoints, InUseError, check_space, refuse_foreign, unusable
 from openipu.engine.core.state import State
+from openipu.engine.devices import group
+from openipu.engine.devices.placement import Placement
 from openipu.engine.types import Array
 
 import jax.numpy as jnp
@@ -38,25 +40,41 @@ class Saved:
     """The number of examples in these batches."""
     batch_size: int = 0
     """The number of examples in a full batch at that time; 0 if unknown."""
+    parts: tuple[int, ...] = ()
+    """The batches that each instance has read of its own data, if they had any."""
 
     @property
     def nbytes(self) -> int:
         """The size of all values."""
         return sum(value.nbytes for value in (*self.variables.values(), *self.optimizer.values()))
 
+    def own(self, place: Placement) -> Saved:
+        """The same with the position in the data of this process, if it has data of its own."""
+        if not place.own_data:
+            return self
+        known = len(self.parts) == group.count()
+        batches = self.parts[group.index()] if known else self.batches // group.count()
+        return replace(self, batches=batches, examples=batches * self.batch_size)
+
+    def _counts(self) -> dict[str, int]:
+        names = ("global_step", "batches", "examples", "batch_size")
+        return {name: getattr(self, name) for name in names}
+
     def tree(self) -> dict[str, Any]:
         """The content of a checkpoint."""
         return {
-            "position": {
-                "global_step": self.global_step,
-                "batches": self.batches,
-                "examples": self.examples,
-                "batch_size": self.batch_size,
-            },
+            "position": {**self._counts(), "parts": ",".join(map(str, self.parts))},
             "order": "\n".join(self.variables),
             "variables": self.variables,
             "optimizer": self.optimizer,
         }
+
+
+def of_first(found: Saved | None) -> Saved | None:
+    """What instance 0 has found, without its values: those go to all instances when they are sent to the devices."""
+    here = None if found is None else [found._counts(), found.parts]
+    counts = group.of_first("the newest checkpoint", here)
+    return found if counts is None or found is not None else Saved(**counts[0], parts=tuple(counts[1]))
 
 
 def load(checkpoints: Checkpoints, step: int | None = None) -> Saved:
@@ -74,7 +92,9 @@ def load(checkpoints: Checkpoints, step: int | None = None) -> Saved:
             f"The checkpoint of step {at} in {checkpoints.folder} has contents that estimators do not write: {found}. "
             "Use another `model_dir`, or move this checkpoint elsewhere."
         )
-    return Saved(variables={name: values[name] for name in names}, optimizer=tree["optimizer"], **position)
+    parts = tuple(int(part) for part in str(tree["position"].get("parts", "")).split(",") if part.isdecimal())
+    variables = {name: values[name] for name in names}
+    return Saved(variables=variables, optimizer=tree["optimizer"], parts=parts, **position)
 
 
 def load_from(name: str, path: str | Path) -> Saved:

@@ -95,7 +95,7 @@ class InfeedSource:
 
     def slab(self, count: int, place: Placement) -> Tree:
         """Send `count` elements to each replica."""
-        replicas, fed = place.replicas, _fed(place)
+        replicas, fed = place.replicas, place.fed
         wanted = count * len(fed)
         elements = self.elements.take(wanted)
         found = [len(elements)] if replicas.is_local else group.exchange("the infeed queue", len(elements))
@@ -122,7 +122,7 @@ class InfeedSource:
 
     def begin(self, place: Placement) -> None:
         """Call before a program runs that fetches elements."""
-        self._dealt = {replica: deque() for replica in _fed(place)}
+        self._dealt = {replica: deque() for replica in place.fed}
         self._used, self.error = dict.fromkeys(self._dealt, 0), None
 
     def end(self, taken: np.ndarray) -> None:
@@ -174,8 +174,3 @@ class InfeedSource:
         for part, element in zip(self._dealt.values(), elements, strict=True):
             part.append(element)
         return True
-
-
-def _fed(place: Placement) -> list[int]:
-    """The replicas that a dataset feeds: those of this process if it has data of its own, otherwise all of them."""
-    return place.replicas.own if place.own_data else list(range(place.replicas.count))
