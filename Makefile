@@ -59,6 +59,7 @@ bench: setup
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.first_step
 	$(BIN)/python -m benchmarks.replicas
+	$(BIN)/python -m benchmarks.instances
 	$(BIN)/python -m benchmarks.pipelines
 	$(BIN)/python -m benchmarks.checkpoints
 	$(BIN)/python -m benchmarks.callbacks

@@ -7,14 +7,22 @@ import argparse
 import json
 import os
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.models import CASES, Case, compile_model, data, keras_api
 
-Seconds = tuple[list[float], float]
-"""Seconds of each epoch but the first, and seconds until the end of the first execution."""
+
+class Times(NamedTuple):
+    """What was measured."""
+
+    epochs: list[float]
+    """The seconds of each epoch but the first."""
+    first: float
+    """The seconds until the end of the first execution."""
+    first_at: float
+    """The time of day at which it ended."""
 
 
 def main() -> None:
@@ -33,14 +41,15 @@ def main() -> None:
     case = CASES[options.model]
     batch, steps = options.batch or case.batch, options.steps or case.steps
     if options.who == "scan":
-        seconds, first = by_hand(case, batch, steps, options.epochs)
+        times = by_hand(case, batch, steps, options.epochs)
     else:
         per_execution = steps if options.steps_per_execution == "epoch" else int(options.steps_per_execution)
-        seconds, first = with_fit(options, case, batch, steps, per_execution)
-    print(json.dumps({"us_per_step": [s / steps * 1e6 for s in seconds], "first_execution_s": first}))
+        times = with_fit(options, case, batch, steps, per_execution)
+    per_step = [seconds / steps * 1e6 for seconds in times.epochs]
+    print(json.dumps({"us_per_step": per_step, "first_execution_s": times.first, "first_at": times.first_at}))
 
 
-def with_fit(options: argparse.Namespace, case: Case, batch: int, steps: int, per_execution: int) -> Seconds:
+def with_fit(options: argparse.Namespace, case: Case, batch: int, steps: int, per_execution: int) -> Times:
     """Time `fit` epoch by epoch, in plain Keras (backend from KERAS_BACKEND) or under the strategy.
 
     A step is one micro-batch of one replica, so an execution on R replicas takes 1/R of the steps.
@@ -51,12 +60,13 @@ def with_fit(options: argparse.Namespace, case: Case, batch: int, steps: int, pe
         config = ipu.config.IPUConfig()
         config.auto_select_ipus = options.ipus
         config.configure_ipu_system()
-
-    if options.who == "openipu":
-        with ipu.ipu_strategy.IPUStrategy().scope():
+        instances = ipu.popdist.getNumInstances()
+        together = ipu.distributed.popdist_strategy.PopDistStrategy
+        strategy = together(shard="auto") if instances > 1 else ipu.ipu_strategy.IPUStrategy()
+        with strategy.scope():
             model = keras_api(case.name)
         model.set_gradient_accumulation_options(options.accumulate)
-        compile_model(model, case, max(per_execution // options.ipus, options.accumulate))
+        compile_model(model, case, max(per_execution // (options.ipus * instances), options.accumulate))
     else:
         model = keras_api(case.name)
         compile_model(model, case, per_execution, options.accumulate)
@@ -65,7 +75,7 @@ def with_fit(options: argparse.Namespace, case: Case, batch: int, steps: int, pe
     clock = make_clock()
     begin = time.perf_counter()
     model.fit(x, y, batch_size=batch, epochs=options.epochs + 1, verbose=0, callbacks=[clock])
-    return clock.epochs[1:], clock.first - begin
+    return Times(clock.epochs[1:], clock.first - begin, clock.first_at)
 
 
 def make_clock() -> Any:
@@ -78,7 +88,7 @@ def make_clock() -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.epochs: list[float] = []
-            self.first = 0.0
+            self.first = self.first_at = 0.0
 
         def on_epoch_begin(self, _epoch: int, _logs: Any = None) -> None:
             self.start = time.perf_counter()
@@ -86,7 +96,7 @@ def make_clock() -> Any:
         def on_train_batch_end(self, _batch: int, logs: Any = None) -> None:
             if not self.first:
                 float(logs["loss"])
-                self.first = time.perf_counter()
+                self.first, self.first_at = time.perf_counter(), time.time()
 
         def on_epoch_end(self, _epoch: int, logs: Any = None) -> None:
             float(logs["loss"])
@@ -95,7 +105,7 @@ def make_clock() -> Any:
     return Clock()
 
 
-def by_hand(case: Case, batch: int, steps: int, epochs: int) -> Seconds:
+def by_hand(case: Case, batch: int, steps: int, epochs: int) -> Times:
     """Time the hand-written loop."""
     import jax
 
@@ -103,13 +113,15 @@ def by_hand(case: Case, batch: int, steps: int, epochs: int) -> Seconds:
 
     x, y = data(case, batch, steps)
     run, state, x, y = epoch(case), carry(case), jax.device_put(x), jax.device_put(y)
-    seconds = []
+    seconds: list[float] = []
+    first_at = 0.0
     for _ in range(epochs + 1):
         start = time.perf_counter()
         order = np.random.permutation(batch * steps).reshape(steps, batch).astype(np.int32)
         state = jax.block_until_ready(run(state, x, y, order))
         seconds.append(time.perf_counter() - start)
-    return seconds[1:], seconds[0]
+        first_at = first_at or time.time()
+    return Times(seconds[1:], seconds[0], first_at)
 
 
 if __name__ == "__main__":
