@@ -1,6 +1,7 @@
 """Keras on JAX, no network, and home folders of their own, before any test module imports anything heavy."""
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -26,6 +27,10 @@ _home = tempfile.TemporaryDirectory(prefix="openipu-tests-")
 os.environ["KERAS_HOME"] = str(Path(_home.name) / "keras")
 # One cache of compiled programs per worker: empty at first, so that compile counts mean something.
 os.environ["OPENIPU_CACHE"] = str(Path(_home.name) / "xla")
+
+# Shells let background jobs ignore Ctrl-C. Processes started by tests would inherit that, and wait for it forever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A first example compiles, so timing single examples says nothing.
 settings.register_profile("openipu", deadline=None, max_examples=40, derandomize=True, database=None)
