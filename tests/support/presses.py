@@ -49,13 +49,17 @@ class Pressed:
         moments = [first] if random.random() < 0.5 else [first, first + random.choice([1e-4, 1e-3, 0.15])]
         self._timers = [threading.Timer(moment, os.kill, (os.getpid(), signal.SIGINT)) for moment in moments]
         self.came_through = False
+        self.took = 0.0
+        """How many seconds the block took."""
 
     def __enter__(self) -> "Pressed":
+        self._began = time.monotonic()
         for timer in self._timers:
             timer.start()
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> bool:
+        self.took = time.monotonic() - self._began
         # Presses that come late do not disturb what follows.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         for timer in self._timers:
@@ -156,6 +160,11 @@ class Trained:
         keras.utils.set_random_seed(2)
         self.model.fit(X, Y, BATCH, EPOCHS, verbose=0, shuffle=False, callbacks=[*callbacks, Slow()])
 
+    def note_time(self, press: Pressed) -> None:
+        """Learn how long a run takes that no press has ended: less than at first, if the machine was busy then."""
+        if not press.came_through:
+            self.seconds = min(self.seconds, press.took)
+
     def check(self) -> None:
         """The model is at a step boundary, and nothing is missing."""
         self.model.predict_on_batch(X[:BATCH])  # waits for an execution that a second press has left behind
@@ -180,6 +189,7 @@ def press_models(kind: str, presses: int, checkpoint: bool) -> int:
             with Pressed(seconds) as press:
                 trained.fit([], afresh)
             came += press.came_through
+            trained.note_time(press)
             trained.check()
             continue
         with tempfile.TemporaryDirectory() as folder:
@@ -188,6 +198,7 @@ def press_models(kind: str, presses: int, checkpoint: bool) -> int:
                 with Pressed(seconds) as press:
                     trained.fit(saved, afresh)
                 came += press.came_through
+                trained.note_time(press)
                 if not press.came_through:
                     break
             trained.fit(saved)

@@ -49,6 +49,7 @@ class InfeedSource:
         self._lock = threading.Lock()
         self._dealt: dict[int, deque[Tree]] = {}
         self._used: dict[int, int] = {}
+        self._asking: set[int] = set()
         self.error: BaseException | None = None
         """Why the latest program had to stop, if it did."""
 
@@ -124,6 +125,7 @@ class InfeedSource:
         """Call before a program runs that fetches elements."""
         self._dealt = {replica: deque() for replica in place.fed}
         self._used, self.error = dict.fromkeys(self._dealt, 0), None
+        self._asking = set(place.replicas.own)
 
     def end(self, taken: np.ndarray) -> None:
         """Call when the program has ended, with the number of elements that each replica took. The rest is put back."""
@@ -146,9 +148,10 @@ class InfeedSource:
         """The next elements of a replica that has taken `taken`: their number, and the leaves of `depth` rows."""
         with self._lock:
             mine = self._dealt[replica]
-            for _ in range(taken - self._used[replica]):
-                mine.popleft()
-            self._used[replica] = taken
+            self._drop(replica, taken)
+            # Replicas of other processes do not ask here. They take as many elements as ours.
+            for other in self._dealt.keys() - self._asking:
+                self._drop(other, min(self._used[own] for own in self._asking))
             # Wait for one element, but take more only if they are ready.
             while not mine or (len(mine) < self._depth and self.elements.at_hand >= len(self._dealt)):
                 if not self._deal():
@@ -164,6 +167,12 @@ class InfeedSource:
             return np.stack([*rows, *[rows[0]] * (self._depth - len(rows))])
 
         return np.asarray(len(block), np.int32), *jax.tree.leaves(jax.tree.map(stack, *block))
+
+    def _drop(self, replica: int, taken: int) -> None:
+        """Forget the elements that a replica has taken."""
+        for _ in range(taken - self._used[replica]):
+            self._dealt[replica].popleft()
+        self._used[replica] = max(taken, self._used[replica])
 
     def _deal(self) -> bool:
         """Deal one more element to each replica, if there are enough."""
