@@ -18,7 +18,7 @@ import keras
 import numpy as np
 from jax import lax
 
-from .optimizer_chain import unwrapped
+from .optimizer_chain import unwrapped, update
 from .optimizer_twin import build_twin, constrained, make_twin, stand_in
 
 Shape = tuple[int, ...]
@@ -141,7 +141,10 @@ def _try(optimizer: keras.optimizers.Optimizer, weight: np.ndarray, gradient: np
     owned = keras.Variable(weight)
     twin.build([owned])
     for _ in range(2):
-        twin.apply([jnp.asarray(gradient)], [owned])
+        state = [v.value for v in twin.variables]
+        (new,), state = update(twin, state, [jnp.asarray(gradient)], [owned.value])
+        for variable, value in zip((owned, *twin.variables), (new, *state), strict=True):
+            variable.assign(value)
     return np.asarray(owned.value)
 
 

@@ -73,8 +73,8 @@ class Trainer:
         if self.averaged:
             gradients = [g / shards.replicas.count for g in gradients]
         own = shards.scatter(gradients), shards.mine(state.trainable)
-        shares, optimizer = self.twin.stateless_apply(state.optimizer, *own)
-        return state._replace(trainable=shards.gather(list(shares)), optimizer=list(optimizer))
+        shares, optimizer = apply_update(self.twin, state.optimizer, *own)
+        return state._replace(trainable=shards.gather(shares), optimizer=optimizer)
 
 
 def make_trainer(
