@@ -1,0 +1,18 @@
+"""Optimizers of the original for Keras models: Adam, LAMB and SGD with chosen precisions, and gradient accumulation.
+
+They work in any Keras model, under a strategy or not, and are saved with it. `openipu.optimizers` has the wrappers.
+"""
+
+from .accumulating import GradientAccumulationOptimizer
+from .adam import AdamIpuOptimizer
+from .base import IpuOptimizerBase
+from .lamb import LAMBIpuOptimizer
+from .sgd import SGDIpuOptimizer
+
+__all__ = [
+    "AdamIpuOptimizer",
+    "GradientAccumulationOptimizer",
+    "IpuOptimizerBase",
+    "LAMBIpuOptimizer",
+    "SGDIpuOptimizer",
+]
