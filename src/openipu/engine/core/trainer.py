@@ -18,8 +18,7 @@ from .optimizer_chain import map_gradients
 from .optimizer_chain import update as apply_update
 from .optimizer_sharding import make_shards
 from .options import Options
-from .pipelining import Recompute
-from .recomputation import recomputed
+from .recomputation import recomputed_in_parts
 from .state import Batch, State
 from .state_layout import ReplicaLayout
 
@@ -52,8 +51,9 @@ class Trainer:
         """Train on a micro-batch: the new state, the gradients and the results."""
         seen = self.seen_by_keras(state)
         loss = loss_of(forward, seen, batch)
-        recompute = Recompute.UNMARKED if self.recompute else Recompute.NOTHING
-        gradient = jax.grad(recomputed(loss, recompute), has_aux=True)
+        if self.recompute:
+            loss = recomputed_in_parts(loss, self.layout.replicas.platform)
+        gradient = jax.grad(loss, has_aux=True)
         gradients, (non_trainable, metrics, results) = gradient(state.trainable)
         gradients = map_gradients(self.optimizer, gradients, state.trainable, seen.optimizer)
         return state._replace(non_trainable=non_trainable, metrics=metrics), gradients, results

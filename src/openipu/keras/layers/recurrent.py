@@ -34,6 +34,15 @@ _UNSUPPORTED: dict[str, object] = {
 """What the original does not have, with the only values that can be given."""
 
 
+@registered
+class Orthogonal(keras.initializers.Orthogonal):
+    """`keras.initializers.Orthogonal` for weights of any precision: JAX finds orthogonal matrices in float32 only."""
+
+    def __call__(self, shape: Sequence[int], dtype: str | None = None) -> Any:
+        """A new weight."""
+        return ops.cast(super().__call__(shape, "float32"), dtype or keras.config.floatx())
+
+
 class _Recurrent(keras.layers.RNN):
     """What `PopnnLSTM` and `PopnnGRU` add to Keras' layers: arguments, and sequences whose first axis is time."""
 
@@ -66,6 +75,8 @@ class _Recurrent(keras.layers.RNN):
         of_dropout = seed_of("dropout_seed", dropout_seed)
         if seed is not None and kernel_initializer == "glorot_uniform":
             kernel_initializer = keras.initializers.GlorotUniform(seed)
+        if recurrent_initializer == "orthogonal":
+            recurrent_initializer = Orthogonal()
         super().__init__(
             units, activation, recurrent_activation, use_bias, kernel_initializer, recurrent_initializer,
             bias_initializer, dropout=validate.number("dropout", dropout, least=0.0, below=1.0),
