@@ -193,6 +193,17 @@ def test_a_program_of_the_users_own_calls_it_once() -> None:
         np.testing.assert_array_equal(weight, [-4.0])  # 2 replicas x 2
 
 
+def test_around_a_scaled_optimizer_outside_of_programs() -> None:
+    """Keras' own `apply` loses the new values there."""
+    weight = keras.Variable([1.0, 2.0])
+    optimizer = Squares(keras.optimizers.LossScaleOptimizer(SGD(1.0), 4.0))
+    optimizer.apply([jnp.array([4.0, 8.0])], [weight])
+    np.testing.assert_array_equal(weight, [1.0 - 4, 2.0 - 16])
+    optimizer.apply([jnp.array([jnp.inf, 8.0])], [weight])
+    np.testing.assert_array_equal(weight, [1.0 - 4, 2.0 - 16])
+    assert float(optimizer.inner_optimizer.dynamic_scale) == 2.0
+
+
 # --- pipelines -------------------------------------------------------------------------------------------------------
 
 
@@ -265,6 +276,8 @@ def test_what_needs_all_gradients_is_refused_in_a_pipeline() -> None:
     configure(2)
     with pytest.raises(ValueError, match=r"its own `apply`, which computes .* from 'sequential[_0-9]*/b/kernel' as"):
         trained(product(Normed(SGD(0.001), "normed")), 4)
+    with pytest.raises(ValueError, match="computes a variable that belongs to no weight from"):
+        trained(product(Totalling(SGD(0.001))), 4)
     with pytest.raises(ValueError, match="train without stages"):
         trained(product(Squares(SGD(0.001, global_clipnorm=1.0))), 4)
 
@@ -285,6 +298,18 @@ class CountsElsewhere(IpuOptimizer):
         super().apply(grads, trainable_variables)
 
 
+class Totalling(IpuOptimizer):
+    """Adds up all gradients in a variable that belongs to no weight."""
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)
+        self.total = self.add_variable((), name="total")
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        self.total.assign_add(sum(jnp.sum(g) for g in grads))
+        super().apply(grads, trainable_variables)
+
+
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
 
@@ -297,8 +322,9 @@ def test_mistakes() -> None:
     with pytest.raises(ValueError, match="`global_step` is given"):
         SquaresPairs(SGD(1.0)).apply_gradients([(jnp.ones(1), keras.Variable([1.0]))], global_step=0)  # type: ignore[arg-type]
     configure(2)
-    with pytest.raises(ValueError, match="cannot be divided over replicas"):
-        moved(line(GradientAccumulationOptimizerV2(Normed(SGD(1.0)), 1, None, True)), 2)
+    for wrong in (Normed, Totalling):
+        with pytest.raises(ValueError, match="cannot be divided over replicas"):
+            moved(line(GradientAccumulationOptimizerV2(wrong(SGD(1.0)), 1, None, True)), 2)
 
 
 def test_an_update_step_would_not_be_called() -> None:
