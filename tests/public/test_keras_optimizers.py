@@ -9,6 +9,8 @@ from typing import Any
 import openipu as ipu
 from openipu.keras.optimizers import (
     AdamIpuOptimizer,
+    ALSGradientAccumulationOptimizer,
+    ALSOptimizer,
     GradientAccumulationOptimizer,
     IpuOptimizerBase,
     LAMBIpuOptimizer,
@@ -236,6 +238,75 @@ def test_accumulation_of_one_micro_batch_is_the_optimizer_itself() -> None:
         GradientAccumulationOptimizer(inner, 0)
 
 
+# --- automatic loss scaling ------------------------------------------------------------------------------------------
+
+
+def simulated(sizes: list[float], frequency: int, edge: float, accumulate: bool = True) -> list[float]:
+    """The factors after gradients of these sizes (before scaling), with `frequency` and `edge`."""
+    factor, n, counts, factors = 4.0, 0, np.zeros(2), []
+    for size in sizes:
+        new = np.array([3.0, 0.0]) if size * factor <= edge else np.array([0.0, 3.0])
+        counts = counts + new if accumulate else new
+        if frequency == 1 or (n > 0 and n % frequency == 0):
+            wanted = factor / 2 if counts[1] / counts.sum() > 1e-5 else factor * 2
+            factor = wanted if 1 <= wanted < 64 else factor
+            n, counts = 0, np.zeros(2)
+        else:
+            n += 1
+        factors.append(factor)
+    return factors
+
+
+@pytest.mark.parametrize("accumulate", [True, False])
+@pytest.mark.parametrize("frequency", [1, 2])
+def test_automatic_loss_scaling(frequency: int, accumulate: bool) -> None:
+    optimizer = ALSOptimizer(
+        keras.optimizers.SGD(1.0), 4, frequency, 2, 64, accumulate, histogram_bin_edge=100.0
+    )  # fmt: skip
+    weight = keras.Variable(np.zeros(3), dtype="float16")
+    optimizer.build([weight])
+    sizes = [1.0, 1.0, 1.0, 50.0, 2.0, 2.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 70.0, 90.0, 90.0, 90.0, 90.0, 200.0, 200.0]
+    factors = []
+    for size in sizes:
+        optimizer.apply([optimizer.scale_loss(jnp.full(3, size, "float16")).astype("float16")])
+        factors.append(float(optimizer.loss_scaling_factor))
+    assert factors == simulated(sizes, frequency, 100.0, accumulate)
+    assert len(set(factors)) > 2
+    np.testing.assert_allclose(np.asarray(weight, "f"), -sum(sizes), rtol=1e-2)
+    optimizer.reset()
+    assert float(optimizer.loss_scaling_factor) == 4
+    assert int(optimizer.update_counter) == 0
+
+
+def test_automatic_loss_scaling_in_a_model(tmp_path: Any) -> None:
+    with zoo.policy("float16"):
+        got = trained(ALSOptimizer(SGDIpuOptimizer(0.02), 8, update_frequency=1), 2)
+        expected = trained(SGDIpuOptimizer(0.02), 2)
+    assert float(got.optimizer.loss_scaling_factor) == 8 * 2**8
+    replication.assert_close(got.get_weights(), expected.get_weights(), 5e-3)
+    got.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert float(loaded.optimizer.loss_scaling_factor) == 8 * 2**8
+    assert loaded.optimizer.get_config() == got.optimizer.get_config()
+
+
+def test_automatic_loss_scaling_in_stages() -> None:
+    """Without half-precision gradients, nothing is counted, so stages need nothing of each other."""
+    model = trained(ALSOptimizer(SGDIpuOptimizer(0.02), 8, update_frequency=1), 2, stages=True)
+    replication.assert_close(model.get_weights(), trained(SGDIpuOptimizer(0.02), 2, stages=True).get_weights(), 1e-4)
+    with pytest.raises(ValueError, match="computes a variable that belongs to no weight from"):
+        trained(ALSOptimizer(SGDIpuOptimizer(0.02)), 2, stages=True, gradient_accumulation_dtype="float16")
+
+
+def test_automatic_loss_scaling_refuses_another_one() -> None:
+    with zoo.policy("mixed_float16"), pytest.raises(ValueError, match="auto_scale_loss=False"):
+        trained(ALSOptimizer("sgd"), 1)
+    with pytest.raises(ValueError, match="`opt` is a SGD. Give an `ALSOptimizer`"):
+        ALSGradientAccumulationOptimizer(keras.optimizers.SGD(), 4)
+    several = ALSGradientAccumulationOptimizer(ALSOptimizer("sgd"), 4)
+    assert ALSGradientAccumulationOptimizer.from_config(several.get_config()).get_config() == several.get_config()
+
+
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
 
@@ -248,6 +319,11 @@ def test_accumulation_of_one_micro_batch_is_the_optimizer_itself() -> None:
     (functools.partial(AdamIpuOptimizer, nonsense=3), "nonsense"),
     (functools.partial(LAMBIpuOptimizer, weight_norm_clip=0), "`weight_norm_clip` is 0"),
     (functools.partial(SGDIpuOptimizer, momentum=2.0), "`momentum` is 2.0"),
+    (functools.partial(ALSOptimizer, "sgd", increase_factor=3), "`increase_factor` is 3. Give a power of two"),
+    (functools.partial(ALSOptimizer, "sgd", 2**14), "would become 32768, but `max_loss_scaling_factor` is 32768"),
+    (functools.partial(ALSOptimizer, "sgd", update_frequency=0), "`update_frequency` is 0"),
+    (functools.partial(ALSOptimizer, "sgd", ratio_threshold=1.0), "`ratio_threshold` is 1.0"),
+    (functools.partial(ALSOptimizer, "sgd", captured_grads_only=True), "no layers that capture gradients"),
 ])  # fmt: skip
 def test_mistakes(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):

@@ -203,10 +203,12 @@ def make_update(
     average: bool,
     replicas: Replicas,
     kind: type[Update] | None = None,
+    dtype: str | None = None,
 ) -> Update:
     """The update of the model's trainable `variables` by a built optimizer.
 
-    If `kind` is `ShardedUpdate`, each replica has its share of the optimizer's state.
+    If `kind` is `ShardedUpdate`, each replica has its share of the optimizer's state. `dtype` is that of gradients; None
+    for the dtype of each variable.
     """
     shapes = [tuple(v.shape) for v in variables]
     if kind is not None:
@@ -222,7 +224,8 @@ def make_update(
         )
     number = {key: i for i, key in enumerate(keys)}
     common = tuple(i for i, (owner, _) in enumerate(keys) if owner is None)
-    check_stages_apart(whole, variables, shapes, [key[0] for key in keys], weights.held)
+    gradients = [jax.ShapeDtypeStruct(s, dtype or v.dtype) for s, v in zip(shapes, variables, strict=True)]
+    check_stages_apart(whole, variables, gradients, [key[0] for key in keys], weights.held)
     twins = [_twin(optimizer, variables, shapes, held) for held in weights.held]
     orders = []
     for twin, held in zip(twins, weights.held, strict=True):

@@ -38,26 +38,26 @@ def told_finite(twin: keras.optimizers.Optimizer, finite: Array | None) -> Itera
 def check_stages_apart(
     twin: keras.optimizers.Optimizer,
     variables: Sequence[keras.Variable],
-    shapes: Sequence[tuple[int, ...]],
+    gradients: Sequence[jax.ShapeDtypeStruct],
     owners: Sequence[int | None],
     held: Sequence[Sequence[int]],
 ) -> None:
     """Raise if the update of one device's weights depends on gradients, weights or slots of others.
 
-    `twin` updates all weights, in these shapes. `owners` has the number of the weight to which each of its variables
-    belongs, if any, and `held` the numbers of each device's weights.
+    `twin` updates all weights, with gradients of these shapes. `owners` has the number of the weight to which each of
+    its variables belongs, if any, and `held` the numbers of each device's weights.
     """
     own = [link for link in chain(twin) if applies_itself(link)]
     if not own:
         return
-    weights = [jax.ShapeDtypeStruct(shape, v.dtype) for shape, v in zip(shapes, variables, strict=True)]
+    weights = [jax.ShapeDtypeStruct(g.shape, v.dtype) for g, v in zip(gradients, variables, strict=True)]
     state = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in twin.variables]
 
     def run(slots: list[Array], gradients: list[Array], values: list[Array]) -> tuple[list[Array], list[Array]]:
         with told_finite(twin, jnp.ones((), bool)):
             return update(twin, slots, gradients, values)
 
-    jaxpr = jax.make_jaxpr(run)(state, weights, weights).jaxpr
+    jaxpr = jax.make_jaxpr(run)(state, list(gradients), weights).jaxpr
     numbers = range(len(variables))
     results, inputs = [*numbers, *owners], [*owners, *numbers, *numbers]
     groups: list[set[int | None]] = [{*on_device} for on_device in held if on_device]
