@@ -301,7 +301,7 @@ def test_automatic_loss_scaling_in_stages() -> None:
 def test_automatic_loss_scaling_refuses_another_one() -> None:
     with zoo.policy("mixed_float16"), pytest.raises(ValueError, match="auto_scale_loss=False"):
         trained(ALSOptimizer("sgd"), 1)
-    with pytest.raises(ValueError, match="`opt` is a SGD. Give an `ALSOptimizer`"):
+    with pytest.raises(ValueError, match="`opt` is a SGD"):
         ALSGradientAccumulationOptimizer(keras.optimizers.SGD(), 4)
     several = ALSGradientAccumulationOptimizer(ALSOptimizer("sgd"), 4)
     assert ALSGradientAccumulationOptimizer.from_config(several.get_config()).get_config() == several.get_config()

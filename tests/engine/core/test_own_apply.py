@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,6 +43,14 @@ class SquaresPairs(IpuOptimizer):
     def apply_gradients(self, grads_and_vars: Any, global_step: None = None, name: str | None = None) -> Any:
         pairs = [(keras.ops.cast(g, v.dtype) ** 2, v) for g, v in grads_and_vars]
         return super().apply_gradients(pairs, global_step=global_step, name=name)
+
+
+class SquaresInside(IpuOptimizer):
+    """As older scripts do it, and with a decorator that makes the method look like that of the base class."""
+
+    @functools.wraps(IpuOptimizer.apply_gradients)
+    def apply_gradients(self, grads_and_vars: Any, **kwargs: Any) -> Any:
+        return self._opt.apply_gradients([(g**2, v) for g, v in grads_and_vars], **kwargs)
 
 
 class Assigns(IpuOptimizer):
@@ -106,7 +115,7 @@ def moved(model: keras.Model, samples: int) -> float:
     return -float(kernel[0, 0])
 
 
-WAYS = {"apply": Squares, "apply_gradients": SquaresPairs, "assigning": Assigns}
+WAYS = {"apply": Squares, "apply_gradients": SquaresPairs, "inside": SquaresInside, "assigning": Assigns}
 
 
 @pytest.mark.parametrize("way", WAYS)

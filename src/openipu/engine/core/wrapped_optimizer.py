@@ -64,8 +64,8 @@ def applies_itself(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 def _overrides(optimizer: keras.optimizers.Optimizer, name: str) -> bool:
-    module: str = getattr(type(optimizer), name).__module__
-    return module != __name__ and not module.startswith("keras.")
+    owner = next(cls for cls in type(optimizer).__mro__ if name in vars(cls))
+    return owner is not IpuOptimizer and not owner.__module__.startswith("keras.")
 
 
 def apply_scaled(
@@ -256,6 +256,11 @@ class IpuOptimizer(keras.optimizers.Optimizer):
         return new[: len(weights)], new[len(weights) :]
 
     # --- state: all of it belongs to the inner optimizer
+
+    @property
+    def _opt(self) -> keras.optimizers.Optimizer:
+        """The inner optimizer, by the name that subclasses in older scripts use."""
+        return self.inner_optimizer
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
         """Create the inner optimizer's variables."""

@@ -207,8 +207,8 @@ def make_update(
 ) -> Update:
     """The update of the model's trainable `variables` by a built optimizer.
 
-    If `kind` is `ShardedUpdate`, each replica has its share of the optimizer's state. `dtype` is that of gradients; None
-    for the dtype of each variable.
+    If `kind` is `ShardedUpdate`, each replica has its share of the optimizer's state. `dtype` is that of gradients;
+    None means the dtype of each variable.
     """
     shapes = [tuple(v.shape) for v in variables]
     if kind is not None:
