@@ -111,10 +111,11 @@ def _in_branch(part: _Part) -> _Part:
             _, pull, _ = jax.vjp(lambda values: part(values, others), floats, has_aux=True)
             return list(pull(given)[0])
 
-        some = next((g for g in given[0] if g.size), None)
-        if some is None:
+        # One of each, because some may be constant zeros.
+        some = [g.reshape(-1)[0].astype(jnp.float32) for g in given[0] if g.size]
+        if not some:
             return gradients(*kept, given[0]), None
-        never = some.reshape(-1)[0] > jnp.inf
+        never = jnp.max(jnp.stack(some)) > jnp.inf
         zeros = [jnp.zeros_like(value) for value in kept[0]]
         return lax.cond(never, lambda *_: zeros, gradients, *kept, given[0]), None
 
