@@ -11,6 +11,8 @@ KNOWN = "engine/loop/test_known_length.py"
 DRIVER = "engine/loop/test_driver.py"
 ACCUMULATION = "engine/core/test_accumulation.py"
 CHAIN = "engine/core/test_optimizer_chain.py"
+OWN_APPLY = "engine/core/test_own_apply.py"
+RECOMPUTATION = "engine/core/test_recomputation.py"
 SHARDED = "engine/core/test_sharded_optimizer.py"
 OPTIONS = "engine/core/test_options.py"
 OWN_STEP = "engine/fit/test_own_step_on_replicas.py"
@@ -252,6 +254,49 @@ CORE = [
         CHAIN,
     ),
     mutant(
+        "own-apply-is-ignored",
+        "engine/core/wrapped_optimizer.py",
+        "        if applies_itself(self):\n            return self._stateless_own",
+        "        if not self.built:\n            return self._stateless_own",
+        f"{OWN_APPLY}::test_one_device",
+    ),
+    mutant(
+        "own-apply-inside-a-wrapper-is-ignored",
+        "engine/core/optimizer_chain.py",
+        "if not isinstance(link, IpuOptimizer) or applies_itself(link)",
+        "if not isinstance(link, IpuOptimizer)",
+        f"{OWN_APPLY}::test_pipelines",
+    ),
+    mutant(
+        "lost-variables-are-not-noticed",
+        "engine/core/wrapped_optimizer.py",
+        "        if lost:",
+        "        if lost < 0:",
+        f"{OWN_APPLY}::test_mistakes",
+    ),
+    mutant(
+        "branches-are-not-followed",
+        "engine/core/gradient_dependence.py",
+        "return [True, *(any(used) for used in zip(*each, strict=True))]",
+        "return [True, *(False for _ in each[0])]",
+        OWN_APPLY,
+        "engine/core/test_gradient_dependence.py",
+    ),
+    mutant(
+        "parts-are-kept",
+        "engine/core/recomputation.py",
+        "if last or _acts(part) else",
+        "if last or part.jaxpr.eqns else",
+        f"{RECOMPUTATION}::test_marks_save_memory",
+    ),
+    mutant(
+        "host-calls-are-repeated",
+        "engine/core/recomputation.py",
+        "if last or _acts(part) else",
+        "if last else",
+        f"{RECOMPUTATION}::test_what_calls_the_host_is_done_once",
+    ),
+    mutant(
         "outer-mean-is-forgotten",
         "engine/core/wrapped_optimizer.py",
         '"mean" if "mean" in (self.replica_reduction, inner.replica_reduction) else "sum",',
@@ -317,7 +362,7 @@ CORE = [
     mutant(
         "stopped-gradients-count",
         "engine/core/gradient_dependence.py",
-        'if any(wanted) and eqn.primitive.name != "stop_gradient":',
+        'if any(wanted) and (eqn.primitive.name != "stop_gradient" or counts is _is_variable):',
         "if any(wanted):",
         "engine/fit/test_replica_errors.py::test_a_weight_without_gradient_is_named",
     ),

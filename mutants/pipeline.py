@@ -140,9 +140,9 @@ RUNTIME = [
     ),
     mutant(
         "recomputation-keeps-everything",
-        "engine/pipeline/runtime/stage_function.py",
-        "if recompute is not Recompute.NOTHING:",
-        "if recompute is None:",
+        "engine/core/recomputation.py",
+        "if what is Recompute.NOTHING:",
+        "if what is not None:",
         f"{PIPELINE}::test_what_is_kept_between_forward_and_backward",
     ),
     mutant(

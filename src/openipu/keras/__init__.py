@@ -1,7 +1,8 @@
-"""Pipeline stages, and other extensions of Keras models that are created inside `IPUStrategy.scope()`."""
+"""Extensions of Keras models that are created inside `IPUStrategy.scope()`; layers and optimizers for any model."""
 
 from openipu.engine.core.options import MetricReduction as ReplicatedMetricReductionMethod
 
+from . import layers, optimizers
 from .pipeline_stage import PipelineStage
 from .pipeline_stage_assignment import (
     FunctionalLayerPipelineStageAssignment,
@@ -21,4 +22,6 @@ __all__ = [
     "ReplicatedMetricReductionMethod",
     "SequentialLayerPipelineStageAssignment",
     "SequentialNestedModelPipelineStageAssignment",
+    "layers",
+    "optimizers",
 ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from openipu.engine.core.pipelining import PipelineSchedule, RecomputationMode
+from openipu.engine.core.recomputation import CHECKPOINT
 from openipu.engine.keras_compat.api import get_keras_mask, set_keras_mask
 from openipu.engine.pipeline.build.optimizer_output import OptimizerFunctionOutput
 from openipu.engine.pipeline.build.stage_options import PipelineStageOptions
-from openipu.engine.pipeline.runtime.stage_function import CHECKPOINT
 from openipu.engine.types import Tree
 
 import keras
@@ -29,9 +29,10 @@ __all__ = [
 
 
 def recomputation_checkpoint(tensors: Tree, name: str | None = None) -> Tree:
-    """The same tensors, marked to be kept: the backward pass recomputes from them, not from the stage's inputs.
+    """The same tensors, marked to be kept: the backward pass recomputes from them, not from the model's inputs.
 
-    This matters only if `IPUConfig.allow_recompute` is on and the mode is `RecomputeAndBackpropagateInterleaved`.
+    This matters only if `IPUConfig.allow_recompute` is on; in a pipeline, only if the mode is
+    `RecomputeAndBackpropagateInterleaved`.
 
     Args:
         tensors: A tensor or a structure of tensors; they can be symbolic.

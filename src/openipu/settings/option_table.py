@@ -62,8 +62,9 @@ def _switch(name: str, default: bool, doc: str, no_effect: str) -> Option:
 # fmt: off
 _TABLE: Final = (
     Option("allow_recompute", bool, False,
-        "Recompute activations in the backward pass instead of keeping them: less memory, about a third more work. In "
-        "a pipeline, recomputation_mode takes effect only if this is on."),
+        "Recompute activations in the backward pass instead of keeping them: less memory, about a third more work. A "
+        "model without stages needs marks for that: ipu.keras.layers.RecomputationCheckpoint. In a pipeline, "
+        "recomputation_mode takes effect only if this is on."),
     Option("auto_select_ipus", _Counts, [],
         "How many XLA devices to use: GPUs or TPU cores if there are any, else virtual CPU devices. A list makes "
         'several systems: [2, 4] gives "/device:IPU:0" two devices and "/device:IPU:1" four. The default is one '

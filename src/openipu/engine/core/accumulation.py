@@ -92,8 +92,8 @@ class Accumulation:
         return replicas * (self.steps if self.method is Reduction.SUM else 1)
 
 
-def floating(value: object, whose: str = "`dtype`") -> str:
-    """The name of a floating dtype. Raises for any other dtype."""
+def floating(value: object, whose: str = "`dtype`", what: str = "gradients are accumulated") -> str:
+    """The name of a floating dtype, in which `what` happens. Raises for any other dtype."""
     import keras  # late: users may name a reduction method before they load Keras
 
     try:
@@ -101,10 +101,7 @@ def floating(value: object, whose: str = "`dtype`") -> str:
     except ValueError:
         name = str(value)
     if name not in ("float16", "bfloat16", "float32"):
-        raise ValueError(
-            f"{whose} is {name!r}, but gradients are accumulated in a floating dtype. "
-            "Give float16, bfloat16 or float32."
-        )
+        raise ValueError(f"{whose} is {name!r}, but {what} in a floating dtype. Give float16, bfloat16 or float32.")
     return name
 
 

@@ -14,7 +14,7 @@ from openipu.engine.types import Array
 
 import keras
 
-from .wrapped_optimizer import Declared, IpuOptimizer, by_engine, chain, loss_scale
+from .wrapped_optimizer import Declared, IpuOptimizer, applies_itself, by_engine, chain, loss_scale
 
 
 def describe(optimizer: keras.optimizers.Optimizer) -> Declared:
@@ -57,8 +57,8 @@ def update(
 
 
 def unwrapped(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """The optimizer inside all wrappers. It has the same variables and makes the same updates."""
-    return next(link for link in chain(optimizer) if not isinstance(link, IpuOptimizer))
+    """The optimizer without outer wrappers that do not change updates. It has the same variables."""
+    return next(link for link in chain(optimizer) if not isinstance(link, IpuOptimizer) or applies_itself(link))
 
 
 def _check(links: list[keras.optimizers.Optimizer]) -> None:
@@ -68,6 +68,12 @@ def _check(links: list[keras.optimizers.Optimizer]) -> None:
             f"{scales} `LossScaleOptimizer`s are nested, and each of them scales the loss. Under mixed precision, "
             "Keras puts one around any other optimizer: leave yours out, or put it around all wrappers."
         )
+    for link in links:
+        if isinstance(link, IpuOptimizer) and type(link).update_step is not keras.optimizers.Optimizer.update_step:
+            raise ValueError(
+                f"{link.name!r} is a wrapper with an `update_step`, but updates are made by the optimizer inside it. "
+                "Override `apply`, or make it a subclass of `keras.optimizers.Optimizer`."
+            )
     hidden = [o for several in getattr(links[-1], "optimizers", ()) for o in chain(several)]
     for link in hidden:
         if isinstance(link, IpuOptimizer):

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 from jax import lax
 
-from .optimizer_chain import unwrapped
+from .optimizer_chain import unwrapped, update
 from .optimizer_twin import build_twin, constrained, make_twin, stand_in
 
 Shape = tuple[int, ...]
@@ -124,10 +124,11 @@ def check_elementwise(optimizer: keras.optimizers.Optimizer) -> None:
     """Reject an optimizer that does not update every element independently, by trying it on a small weight."""
     start = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
     gradient = np.float32(1e3) * np.sin(np.arange(24, dtype=np.float32)).reshape(4, 6)
-    whole = _try(optimizer, start, gradient).reshape(-1)
+    whole, common = _try(optimizer, start, gradient)
     pairs = zip(start.reshape(2, 12), gradient.reshape(2, 12), strict=True)
-    halves = np.concatenate([_try(optimizer, half, of_half) for half, of_half in pairs])
-    if not np.allclose(whole, halves, rtol=1e-6, atol=1e-7):
+    halves, commons = zip(*(_try(optimizer, half, of_half) for half, of_half in pairs), strict=True)
+    same = all(_alike(common, of_half) for of_half in commons)
+    if not same or not _alike([whole.reshape(-1)], [np.concatenate(halves)]):
         raise ValueError(
             f"The state of {type(optimizer).__name__} cannot be divided over replicas: with its settings, the update "
             "of one element depends on others (clipping by norm, factored or layer-wise scaling, ...). "
@@ -135,14 +136,24 @@ def check_elementwise(optimizer: keras.optimizers.Optimizer) -> None:
         )
 
 
-def _try(optimizer: keras.optimizers.Optimizer, weight: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-    """The weight after two updates by a new optimizer with the same settings."""
+def _alike(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bool:
+    shapes = [a.shape for a in first] == [a.shape for a in second]
+    return shapes and all(np.allclose(a, b, rtol=1e-6, atol=1e-7) for a, b in zip(first, second, strict=True))
+
+
+def _try(
+    optimizer: keras.optimizers.Optimizer, weight: np.ndarray, gradient: np.ndarray
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The weight after two updates by a new optimizer with the same settings, and its variables of other shapes."""
     twin = _twin(optimizer)
     owned = keras.Variable(weight)
     twin.build([owned])
     for _ in range(2):
-        twin.apply([jnp.asarray(gradient)], [owned])
-    return np.asarray(owned.value)
+        state = [v.value for v in twin.variables]
+        (new,), state = update(twin, state, [jnp.asarray(gradient)], [owned.value])
+        for variable, value in zip((owned, *twin.variables), (new, *state), strict=True):
+            variable.assign(value)
+    return np.asarray(owned.value), [np.asarray(v.value) for v in twin.variables if v.shape != owned.shape]
 
 
 def _twin(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

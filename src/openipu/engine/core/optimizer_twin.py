@@ -11,14 +11,21 @@ from openipu.engine.types import Array
 import jax.numpy as jnp
 import keras
 
-from .wrapped_optimizer import chain
+from .wrapped_optimizer import IpuOptimizer, chain
 
 
 def make_twin(optimizer: keras.optimizers.Optimizer, problem: str, otherwise: str = "") -> keras.optimizers.Optimizer:
     """An optimizer made from another one's configuration. It has no variables yet.
 
-    If that fails, the error begins with `problem` and its remedy ends with `otherwise`.
+    Wrappers have no state and are copied as they are. If the optimizer inside them cannot be copied, the error begins
+    with `problem` and its remedy ends with `otherwise`.
     """
+    if isinstance(optimizer, IpuOptimizer):
+        return optimizer.around(make_twin(optimizer.inner_optimizer, problem, otherwise))
+    if type(optimizer) is keras.optimizers.LossScaleOptimizer:
+        inner = make_twin(optimizer.inner_optimizer, problem, otherwise)
+        growth = optimizer.dynamic_growth_steps
+        return keras.optimizers.LossScaleOptimizer(inner, optimizer.initial_scale, growth, name=optimizer.name)
     try:
         return type(optimizer).from_config(optimizer.get_config())
     except (NotImplementedError, TypeError, ValueError) as error:

@@ -18,6 +18,7 @@ from .optimizer_chain import map_gradients
 from .optimizer_chain import update as apply_update
 from .optimizer_sharding import make_shards
 from .options import Options
+from .recomputation import recomputed_in_parts
 from .state import Batch, State
 from .state_layout import ReplicaLayout
 
@@ -39,7 +40,7 @@ class Trainer:
     averaged: bool
     """Whether gradients are averaged over replicas instead of summed."""
     recompute: bool
-    """Whether the backward pass recomputes the forward pass instead of keeping its values."""
+    """Whether the backward pass recomputes the forward pass, except for what users mark, instead of keeping it."""
 
     def seen_by_keras(self, state: State) -> State:
         """The state with stand-ins for divided slots: Keras checks all shapes and reads the loss scale."""
@@ -50,7 +51,9 @@ class Trainer:
         """Train on a micro-batch: the new state, the gradients and the results."""
         seen = self.seen_by_keras(state)
         loss = loss_of(forward, seen, batch)
-        gradient = jax.grad(jax.checkpoint(loss) if self.recompute else loss, has_aux=True)
+        if self.recompute:
+            loss = recomputed_in_parts(loss, self.layout.replicas.platform)
+        gradient = jax.grad(loss, has_aux=True)
         gradients, (non_trainable, metrics, results) = gradient(state.trainable)
         gradients = map_gradients(self.optimizer, gradients, state.trainable, seen.optimizer)
         return state._replace(non_trainable=non_trainable, metrics=metrics), gradients, results
@@ -73,8 +76,8 @@ class Trainer:
         if self.averaged:
             gradients = [g / shards.replicas.count for g in gradients]
         own = shards.scatter(gradients), shards.mine(state.trainable)
-        shares, optimizer = self.twin.stateless_apply(state.optimizer, *own)
-        return state._replace(trainable=shards.gather(list(shares)), optimizer=list(optimizer))
+        shares, optimizer = apply_update(self.twin, state.optimizer, *own)
+        return state._replace(trainable=shards.gather(shares), optimizer=optimizer)
 
 
 def make_trainer(

@@ -4,6 +4,9 @@ The inner optimizer owns all state and makes all updates. A wrapper only declare
 that. Under a strategy, the engine reads these declarations (optimizer_chain.py), does the work inside its program, and
 calls the optimizer through `optimizer_chain.update`. Everywhere else (plain Keras, a user's own `train_step`), a
 wrapper does its work itself, in `prepare`. `by_engine` tells the two apart.
+
+A subclass with an `apply` or `apply_gradients` of its own decides what an update is. `stateless_apply`, which is what
+Keras' and the engine's programs call, then calls that method and collects what it assigns.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ import contextlib
 import contextvars
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
+from openipu.engine.keras_compat.api import optimized_variables
 from openipu.engine.keras_compat.patches import OPTIMIZER_APPLY
 from openipu.engine.types import Array
 
@@ -54,6 +58,29 @@ def loss_scale(optimizer: keras.optimizers.Optimizer, values: Sequence[Array] | 
         return optimizer.scale_loss(1.0)
 
 
+def applies_itself(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether a user's class, and not Keras or `IpuOptimizer`, says how an optimizer applies gradients."""
+    return any(_overrides(optimizer, name) for name in ("apply", "apply_gradients", "stateless_apply"))
+
+
+def _overrides(optimizer: keras.optimizers.Optimizer, name: str) -> bool:
+    owner = next(cls for cls in type(optimizer).__mro__ if name in vars(cls))
+    return owner is not IpuOptimizer and not owner.__module__.startswith("keras.")
+
+
+def apply_scaled(
+    optimizer: keras.optimizers.LossScaleOptimizer, gradients: Sequence[Array], weights: Sequence[keras.Variable]
+) -> None:
+    """Apply gradients of a scaled loss.
+
+    Keras' own `apply` assigns variables inside the branches of a conditional, where JAX loses the new values.
+    """
+    values = [v.value for v in optimizer.variables], list(gradients), [v.value for v in weights]
+    new, state = optimizer.stateless_apply(*values)
+    for variable, value in (*zip(weights, new, strict=True), *zip(optimizer.variables, state, strict=True)):
+        variable.assign(value)
+
+
 @dataclass(frozen=True, slots=True)
 class Declared:
     """What the wrappers around an optimizer ask of the engine; None or False where they ask nothing."""
@@ -91,7 +118,10 @@ def _forwarded(name: str) -> property:
 class IpuOptimizer(keras.optimizers.Optimizer):
     """Updates weights exactly as `opt` does. The base of the optimizers in `openipu.optimizers`.
 
-    A wrapper that asks something of the engine overrides `declared`. One that maps gradients overrides `mapped`.
+    A wrapper that asks something of the engine overrides `declared`. One that maps gradients overrides `mapped`. One
+    that changes what an update is overrides `apply` (or `apply_gradients`) and calls `super().apply`, or assigns the
+    weights itself. In `fit`, it gets the gradients of a whole update: accumulated, and reduced over replicas. Variables
+    of its own are made in `build`, with `self.add_variable` or `self.add_variable_from_reference`.
 
     Args:
         opt: Any Keras optimizer: an instance, a name, or a config.
@@ -165,10 +195,29 @@ class IpuOptimizer(keras.optimizers.Optimizer):
         if not _prepared.get() and self.built:
             known = self._known if trainable_variables is None else trainable_variables
             grads = self.prepare(grads, [v.value for v in known], loss_scale(self))
-        self.inner_optimizer.apply(grads, trainable_variables)
+        inner = self.inner_optimizer
+        if isinstance(inner, IpuOptimizer) and _overrides(inner, "apply_gradients"):
+            inner.apply_gradients(list(zip(grads, trainable_variables or self._known, strict=True)))
+        elif isinstance(inner, keras.optimizers.LossScaleOptimizer):
+            apply_scaled(inner, grads, trainable_variables or optimized_variables(inner))
+        else:
+            inner.apply(grads, trainable_variables)
 
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Array, keras.Variable]]) -> keras.Variable:
-        """Update the variables, and return the number of updates so far."""
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Array, keras.Variable]],
+        global_step: None = None,
+        name: str | None = None,  # noqa: ARG002 - operations have no names here
+    ) -> keras.Variable:
+        """Update the variables, and return the number of updates so far.
+
+        Args:
+            grads_and_vars: Pairs of a gradient and the variable that it belongs to.
+            global_step: None: the optimizer itself counts updates, in `iterations`.
+            name: A name for the operation, for scripts that give one.
+        """
+        if global_step is not None:
+            raise ValueError("`global_step` is given, but optimizers count updates in `iterations`. Leave it out.")
         gradients, weights = zip(*grads_and_vars, strict=True)
         self.apply(gradients, weights)
         return self.iterations
@@ -177,17 +226,59 @@ class IpuOptimizer(keras.optimizers.Optimizer):
         self, optimizer_variables: Sequence[Array], grads: Sequence[Array], trainable_variables: Sequence[Array]
     ) -> Any:
         """The values of the weights and of the optimizer's variables after an update."""
+        if applies_itself(self):
+            return self._stateless_own(optimizer_variables, list(grads), trainable_variables)
         if not _prepared.get() and self.built:
             grads = self.prepare(grads, trainable_variables, loss_scale(self, optimizer_variables))
         return self.inner_optimizer.stateless_apply(optimizer_variables, grads, trainable_variables)
 
+    def _stateless_own(
+        self, optimizer_variables: Sequence[Array], grads: list[Array], trainable_variables: Sequence[Array]
+    ) -> tuple[list[Array], list[Array]]:
+        """`stateless_apply` by means of a subclass' own `apply` or `apply_gradients`."""
+        if not self.built:
+            raise ValueError(f"{self.name!r} has no variables yet. Call `build(model.trainable_variables)` first.")
+        weights, state = self._known, list(self.variables)
+        given = [*zip(weights, trainable_variables, strict=True), *zip(state, optimizer_variables, strict=True)]
+        with keras.StatelessScope(state_mapping=given) as scope:
+            if _overrides(self, "apply_gradients"):
+                self.apply_gradients(list(zip(grads, weights, strict=True)))
+            else:
+                self.apply(grads, weights)
+        lost = len(scope.state_mapping.keys() - {id(v) for v, _ in given})
+        if lost:
+            raise ValueError(
+                f"{self.name!r} assigns {lost} variable(s) that are neither trainable weights nor the optimizer's, so "
+                "the new values would be lost. Make variables of the optimizer in its `build`, with "
+                "`self.add_variable(...)`."
+            )
+        new = [scope.get_current_value(v) for v, _ in given]
+        return new[: len(weights)], new[len(weights) :]
+
     # --- state: all of it belongs to the inner optimizer
+
+    @property
+    def _opt(self) -> keras.optimizers.Optimizer:
+        """The inner optimizer, by the name that subclasses in older scripts use."""
+        return self.inner_optimizer
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
         """Create the inner optimizer's variables."""
         self.inner_optimizer.build(variables)
         super().build(variables)
         self._known = list(variables)
+
+    def around(self, inner: keras.optimizers.Optimizer) -> Self:
+        """The same wrapper around another optimizer that is not built yet."""
+        new = object.__new__(type(self))
+        # Keras keeps track of variables in `_tracker`, and settings are assigned to the inner optimizer.
+        new.__dict__.update({k: v for k, v in vars(self).items() if k not in ("_tracker", "inner_optimizer")})
+        IpuOptimizer.__init__(new, inner, self.name)
+        return new
+
+    def add_variable(self, *args: Any, **kwargs: Any) -> keras.Variable:
+        """Add a variable to the state of the innermost optimizer, which owns all of it."""
+        return list(chain(self))[-1].add_variable(*args, **kwargs)
 
     @property
     def variables(self) -> Any:

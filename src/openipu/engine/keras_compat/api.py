@@ -100,6 +100,11 @@ def stored_dtype(variable: keras.Variable) -> str:
     return dtype
 
 
+def rename(variable: keras.Variable, like: keras.Variable) -> None:
+    """Give a variable the name and the path of another one."""
+    variable._name, variable._path = like.name, like.path
+
+
 def decays(optimizer: keras.optimizers.Optimizer, weight: keras.Variable) -> bool:
     """Whether an optimizer with weight decay applies it to `weight`."""
     return bool(optimizer._use_weight_decay(weight))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from openipu.engine.core.optimizer_chain import describe, map_gradients
-from openipu.engine.core.wrapped_optimizer import by_engine, chain, is_by_engine
+from openipu.engine.core.wrapped_optimizer import apply_scaled, by_engine, is_by_engine
 from openipu.engine.keras_compat.api import optimized_variables
 from openipu.engine.keras_compat.patches import LOSS_SCALE_APPLY, OPTIMIZER_APPLY
 from openipu.engine.types import Array
@@ -58,15 +58,10 @@ def _apply(
     replicas = trace.replicas
     gradients = replicas.reduced(gradients, plan.replica_reduction == "mean" or replicas.average)
     with by_engine():
-        if not any(isinstance(link, keras.optimizers.LossScaleOptimizer) for link in chain(optimizer)):
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            apply_scaled(optimizer, gradients, known)
+        else:
             original(gradients, known)
-            return
-        # Keras checks here whether gradients are finite, and only its stateless form can do so under tracing.
-        new, state = optimizer.stateless_apply(
-            [v.value for v in optimizer.variables], gradients, [v.value for v in known]
-        )
-    for variable, value in (*zip(known, new, strict=True), *zip(optimizer.variables, state, strict=True)):
-        variable.assign(value)
 
 
 def _known(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:

@@ -77,7 +77,9 @@ def make_loop(
 def _make_update(model: ModelInStages, weights: Store, updates: Updates, place: Placement) -> Update:
     average = describe(model.optimizer).replica_reduction == "mean" or place.replicas.average
     kind = ShardedUpdate if updates.shard_optimizer and place.replicas.count > 1 else None
-    return make_update(model.optimizer, model.weights.variables, weights, average, place.replicas, kind)
+    dtype = updates.accumulation.dtype
+    assert dtype is None or isinstance(dtype, str)
+    return make_update(model.optimizer, model.weights.variables, weights, average, place.replicas, kind, dtype)
 
 
 def gradient_map(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from openipu.engine.core.pipelining import Recompute
+from openipu.engine.core.recomputation import recomputed
 from openipu.engine.core.state import Spot
 from openipu.engine.loop.arrays import is_float
 from openipu.engine.types import Array, Tree
@@ -30,9 +31,6 @@ from .packing import Spec
 
 Arrays = list[Any]
 """Arrays, or their shapes while a stage is traced."""
-
-CHECKPOINT = "recomputation_checkpoint"
-"""JAX's name for the values that are kept when a stage is computed again."""
 
 
 class StageContext(NamedTuple):
@@ -137,10 +135,7 @@ def differentiate(
     trees: dict[str, Any] = {}
 
     def forward(weights: Arrays, boundary: Arrays, context: StageContext) -> Any:
-        run = differentiable(stage, boundary, context)
-        if recompute is not Recompute.NOTHING:
-            marked = jax.checkpoint_policies.save_only_these_names(CHECKPOINT)
-            run = jax.checkpoint(run, policy=marked if recompute is Recompute.UNMARKED else None)
+        run = recomputed(differentiable(stage, boundary, context), recompute)
         out, vjp, (others, results) = jax.vjp(run, weights, floats_of(boundary), has_aux=True)
         residuals, trees["vjp"] = jax.tree.flatten(vjp)
         outputs = (_join(out, others) if isinstance(out, list) else out, results)

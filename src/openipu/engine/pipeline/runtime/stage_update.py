@@ -7,20 +7,18 @@ is computed beforehand over all devices.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from openipu.engine.core.optimizer_chain import unwrapped
 from openipu.engine.core.optimizer_sharding import check_elementwise, share_of
 from openipu.engine.core.optimizer_twin import build_twin, make_twin, stand_in
-from openipu.engine.core.wrapped_optimizer import by_engine, chain, loss_scale
+from openipu.engine.core.wrapped_optimizer import applies_itself, by_engine, chain, loss_scale
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
-from openipu.engine.keras_compat.api import drop_values
-from openipu.engine.keras_compat.patches import CHECK_FINITE
+from openipu.engine.keras_compat.api import drop_values, rename
 from openipu.engine.types import Array, Tree
 
 import jax
@@ -29,6 +27,7 @@ import keras
 from jax import lax
 
 from .packing import Buffers, Spec, used
+from .stages_apart import check_stages_apart, told_finite
 from .variable_store import Store, make_store, zero_filled
 
 _TOKEN = re.compile(r"slice(\d+)of")
@@ -111,7 +110,7 @@ class Update:
             values = self.weights.packing.read(gradients.total, weight_at)
             if gradients.factor is not None:
                 values = [g * gradients.factor.astype(g.dtype) for g in values]
-            with _told_finite(self.twins[device], gradients.finite):
+            with told_finite(self.twins[device], gradients.finite):
                 old = self.weights.packing.read(own, weight_at)
                 new, own_slots, common = self._by_twin(device, own_slots, common, values, old)
             return self.weights.packing.write(own, weight_at, new), own_slots, common
@@ -171,7 +170,9 @@ class Update:
         return norm, finite
 
     def _clip(self) -> float | None:
-        """The global norm to clip gradients to, if any."""
+        """The global norm to clip gradients to before the twins get them, if any."""
+        if any(map(applies_itself, chain(self.optimizer))):
+            return None
         limit = getattr(list(chain(self.optimizer))[-1], "global_clipnorm", None)
         return float(limit) if limit else None
 
@@ -195,16 +196,6 @@ def _sum(array: Array) -> Array:
     return total > 0 if is_flag else total
 
 
-@contextlib.contextmanager
-def _told_finite(twin: keras.optimizers.Optimizer, finite: Array | None) -> Iterator[None]:
-    """While active, a twin with loss scaling uses `finite` instead of checking its own gradients."""
-    with contextlib.ExitStack() as stack:
-        for link in chain(twin):
-            if isinstance(link, keras.optimizers.LossScaleOptimizer):
-                stack.enter_context(CHECK_FINITE.using(lambda *_: finite, on=link))
-        yield
-
-
 def make_update(
     optimizer: keras.optimizers.Optimizer,
     variables: Sequence[keras.Variable],
@@ -212,10 +203,12 @@ def make_update(
     average: bool,
     replicas: Replicas,
     kind: type[Update] | None = None,
+    dtype: str | None = None,
 ) -> Update:
     """The update of the model's trainable `variables` by a built optimizer.
 
-    If `kind` is `ShardedUpdate`, each replica has its share of the optimizer's state.
+    If `kind` is `ShardedUpdate`, each replica has its share of the optimizer's state. `dtype` is that of gradients;
+    None means the dtype of each variable.
     """
     shapes = [tuple(v.shape) for v in variables]
     if kind is not None:
@@ -231,6 +224,8 @@ def make_update(
         )
     number = {key: i for i, key in enumerate(keys)}
     common = tuple(i for i, (owner, _) in enumerate(keys) if owner is None)
+    gradients = [jax.ShapeDtypeStruct(s, dtype or v.dtype) for s, v in zip(shapes, variables, strict=True)]
+    check_stages_apart(whole, variables, gradients, [key[0] for key in keys], weights.held)
     twins = [_twin(optimizer, variables, shapes, held) for held in weights.held]
     orders = []
     for twin, held in zip(twins, weights.held, strict=True):
@@ -264,8 +259,12 @@ def _twin(
     owned = [variables[n] for n in numbers]
     stand_ins = [stand_in(v, shapes[n], f"slice{n}of_") for n, v in zip(numbers, owned, strict=True)]
     build_twin(twin, plain, stand_ins, owned)
-    # Gradients are clipped beforehand, over all devices.
-    list(chain(twin))[-1].global_clipnorm = None
+    # Gradients are clipped beforehand, over all devices, unless the user's own code comes first.
+    if not any(map(applies_itself, chain(twin))):
+        list(chain(twin))[-1].global_clipnorm = None
+    # An `apply` of the user's own may look at names.
+    for own, v in zip(stand_ins, owned, strict=True):
+        rename(own, v)
     # The values always come from the state.
     drop_values([*stand_ins, *twin.variables])
     return twin

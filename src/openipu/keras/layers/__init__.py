@@ -1,0 +1,33 @@
+"""The layers of `ipu.keras.layers`: Keras layers with the names, defaults and rules of the original.
+
+They work in any Keras model, under a strategy or not, and are saved with it.
+"""
+
+from .dense import SerialDense
+from .identity import RecomputationCheckpoint
+from .lookup import Dropout, Embedding
+from .normalization import GroupNormalization, InstanceNormalization, LayerNormalization
+from .recurrent import PopnnGRU, PopnnLSTM
+
+GRU = PopnnGRU
+LSTM = PopnnLSTM
+GroupNorm = GroupNormalization
+InstanceNorm = InstanceNormalization
+LayerNorm = LayerNormalization
+
+__all__ = [
+    "GRU",
+    "LSTM",
+    "Dropout",
+    "Embedding",
+    "GroupNorm",
+    "GroupNormalization",
+    "InstanceNorm",
+    "InstanceNormalization",
+    "LayerNorm",
+    "LayerNormalization",
+    "PopnnGRU",
+    "PopnnLSTM",
+    "RecomputationCheckpoint",
+    "SerialDense",
+]

@@ -1,0 +1,37 @@
+"""Layers that only mark their inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from openipu.engine.types import Tree
+from openipu.ops.pipelining_ops import recomputation_checkpoint
+
+import keras
+
+from ._arguments import registered
+
+
+@registered
+class RecomputationCheckpoint(keras.Layer):
+    """Returns its inputs, marked to be kept: the backward pass recomputes from them, not from the model's inputs.
+
+    This matters if `IPUConfig.allow_recompute` is on. The values between two such layers then need memory only while
+    that part of the model is computed again. In a pipeline, the recomputation mode must be
+    `RecomputeAndBackpropagateInterleaved`, which is what `Auto` means for the schedule Sequential.
+
+    Args:
+        **kwargs: Arguments of every Keras layer.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(autocast=False, **kwargs)
+        self.supports_masking = True
+
+    def call(self, inputs: Tree) -> Tree:
+        """Mark the inputs."""
+        return recomputation_checkpoint(inputs)
+
+    def compute_output_spec(self, inputs: Tree) -> Tree:
+        """The same as for the inputs."""
+        return keras.tree.map_structure(lambda t: keras.KerasTensor(t.shape, t.dtype), inputs)
