@@ -24,14 +24,23 @@ class Remark:
 
 
 def apply(source: str, edits: Iterable[Edit]) -> str:
-    """The script with all edits made. Insertions at the same place keep the order in which they are given."""
+    """The script with all edits made, which are in the order of the text."""
     content = source.encode()
     parts, end = [], 0
-    for edit in sorted(edits, key=lambda edit: (edit.start, edit.end)):
+    for edit in edits:
         assert end <= edit.start <= edit.end, f"{edit} overlaps with the edit before it"
         parts += [content[end : edit.start], edit.text.encode()]
         end = edit.end
     return b"".join([*parts, content[end:]]).decode()
+
+
+def outermost(edits: Iterable[Edit]) -> list[Edit]:
+    """Edits in the order of the text, without those in a piece that another edit replaces as a whole."""
+    kept: list[Edit] = []
+    for edit in sorted(edits, key=lambda edit: (edit.start, edit.start != edit.end, -edit.end)):
+        if not kept or edit.end > kept[-1].end or edit.start == edit.end == kept[-1].end:
+            kept.append(edit)
+    return kept
 
 
 def line_of(source: str, start: int) -> int:

@@ -10,6 +10,7 @@ from typing import Final
 import libcst as cst
 
 from .edits import Edit, Remark
+from .lines import indentation, without_line
 from .names import new_name
 from .script import Imported, Script, Statement, dotted, module_of
 from .uses import Findings
@@ -90,7 +91,8 @@ def _named(
         f"from {parent} import {', '.join(dict.fromkeys(names))}" if " " not in parent else f"import {names[0]}"
         for parent, names in grouped.items()
     ]
-    return NewStatement(statement, tuple(lines))
+    ours_first = sorted(lines, key=lambda line: not line.startswith(("import openipu", "from openipu")))
+    return NewStatement(statement, tuple(ours_first))
 
 
 def _parts(one: Imported) -> tuple[str, str, str]:
@@ -159,39 +161,22 @@ def edit_in_place(script: Script, new: NewStatement) -> Edit | None:
     line = script.parents[statement]
     assert isinstance(line, cst.SimpleStatementLine | cst.SimpleStatementSuite)
     if len(line.body) > 1 or isinstance(line, cst.SimpleStatementSuite):
-        return Edit(script.start(statement), script.end(statement), "; ".join(new.lines) or "pass")
+        return _edit_among_others(script, line, statement, "; ".join(new.lines))
     block = script.parents[line]
     if not new.lines and len(getattr(block, "body", ())) > 1:
-        return removed_line(script, line)
-    start = script.start(statement)
-    content = script.source.encode()
-    indent = content[_line_start(content, start) : start].decode()
-    newline = script.module.default_newline
-    return Edit(start, script.end(statement), f"{newline}{indent}".join(new.lines) or "pass")
+        assert isinstance(line, cst.SimpleStatementLine)
+        return without_line(script, line)
+    new_line = script.module.default_newline + indentation(script, statement)
+    return Edit(script.start(statement), script.end(statement), new_line.join(new.lines) or "pass")
 
 
-_PRAGMA: Final = re.compile(r"#\s*(?:noqa|type:|pylint:|isort:|pyright:|nosec)")
-
-
-def removed_line(script: Script, line: cst.SimpleStatementLine, text: str = "") -> Edit:
-    """Remove a line, or write others in its place, and keep its comment unless it was for a checker."""
-    content = script.source.encode()
-    start, end = _line_start(content, script.start(line)), script.end(line)
-    comment = line.trailing_whitespace.comment
-    if comment is not None and not _PRAGMA.match(comment.value):
-        if not text:
-            return Edit(script.start(line), script.start(comment), "")
-        return Edit(start, end, text)
-    end = _line_end(content, end)
-    newline = script.module.default_newline
-    return Edit(start, end, f"{text}{newline}" if text else "")
-
-
-def _line_start(content: bytes, start: int) -> int:
-    return max(content.rfind(b"\n", 0, start), content.rfind(b"\r", 0, start)) + 1
-
-
-def _line_end(content: bytes, end: int) -> int:
-    """Where the next line begins."""
-    found = re.compile(rb"\r\n|\n|\r").search(content, end)
-    return found.end() if found else len(content)
+def _edit_among_others(
+    script: Script, line: cst.SimpleStatementLine | cst.SimpleStatementSuite, statement: Statement, text: str
+) -> Edit:
+    """The edit of a statement that shares its line with others."""
+    start, end, number = script.start(statement), script.end(statement), line.body.index(statement)
+    if text or len(line.body) == 1:
+        return Edit(start, end, text or "pass")
+    if number + 1 < len(line.body):
+        return Edit(start, script.start(line.body[number + 1]), "")
+    return Edit(script.end(line.body[number - 1]), end, "")

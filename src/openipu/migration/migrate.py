@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .edits import Edit, Remark, apply, line_of, moved_to
+from .edits import Edit, Remark, apply, line_of, moved_to, outermost
 from .imports import import_remarks, new_statements
 from .keras_calls import judge_calls
 from .order import import_edits
@@ -58,6 +58,7 @@ def migrate(source: str, local: frozenset[str] = frozenset()) -> Migration:
     edits = [one for one in found if isinstance(one, Edit)]
     edits += import_edits(script, list(new_statements(script, uses)), wanted, local)
     remarks = sorted({one for one in found if isinstance(one, Remark)})
+    edits = outermost(edits)
     new = apply(source, edits)
     notes = (Note(line_of(source, one.start), line_of(new, moved_to(edits, one.start)), one.reason) for one in remarks)
     return Migration(source, new, tuple(dict.fromkeys(notes)))

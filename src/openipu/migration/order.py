@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import libcst as cst
 
 from .edits import Edit
-from .imports import NewStatement, edit_in_place, loads_keras, removed_line
+from .imports import NewStatement, edit_in_place, loads_keras
+from .lines import without_line, without_lines
 from .script import Function, Script, dotted
 
 
@@ -51,12 +52,21 @@ def import_edits(
     lines = _lines(script, statements)
     _place(script, lines, statements, wanted, local)
     at_start = {new.statement for line in lines for new in line.statements}
+    again = {_import(module, name) for module, name in wanted.items()}
     for new in statements:
-        if new.statement not in at_start and (edit := edit_in_place(script, new)):
+        if new.statement not in at_start and (edit := edit_in_place(script, _without(script, new, again))):
             yield edit
     seen: set[tuple[str, ...]] = set()
     for line in lines:
         yield from _edits(script, line, seen)
+
+
+def _without(script: Script, new: NewStatement, again: set[str]) -> NewStatement:
+    """An import in a function, less what the script now imports at its top: it would hide it in that function."""
+    lines = (script.text(new.statement),) if new.lines is None else new.lines
+    if again.isdisjoint(lines):
+        return new
+    return NewStatement(new.statement, tuple(line for line in lines if line not in again))
 
 
 def _lines(script: Script, statements: Sequence[NewStatement]) -> list[_Line]:
@@ -97,22 +107,24 @@ def _place(
         anchor.above.append(_moved_text(script, ours))
     if "openipu" in additions:
         anchor.above.append(additions["openipu"])
-    elif ours is None and in_functions and not early and any(map(loads, lines)):
+    home = anchor if ours is None or ours.moved else ours
+    place = _place_for_keras(lines, home, early) if "keras" in additions else None
+    too_late = "keras" in additions and place is anchor.above if early else any(map(loads, lines)) or place is not None
+    if not anchor.above and ours is None and in_functions and too_late:
         anchor.above.append("import openipu")
-    if "keras" in additions:
-        _add_keras(lines, ours, anchor, additions["keras"])
+    if place is not None:
+        place.append(additions["keras"])
 
 
-def _add_keras(lines: list[_Line], ours: _Line | None, anchor: _Line, text: str) -> None:
-    """Import Keras in place of an import that goes away, or next to openipu."""
-    if ours is None or ours.moved:
-        anchor.above.append(text)
-        return
-    dropped = next((line for line in lines[lines.index(ours) :] if line.is_dropped), None)
-    if dropped is not None:
-        dropped.above.append(text)
-    else:
-        ours.below.append(text)
+def _place_for_keras(lines: list[_Line], home: _Line, has_ours: bool) -> list[str]:
+    """Where to import Keras: in place of an import that goes away below openipu, or next to it."""
+    if has_ours:
+        dropped = next((line for line in lines[lines.index(home) :] if line.is_dropped), None)
+        if dropped is not None:
+            return dropped.above
+        if home.is_import:
+            return home.below
+    return home.above
 
 
 def _import(module: str, name: str) -> str:
@@ -162,13 +174,13 @@ def _edits(script: Script, line: _Line, seen: set[tuple[str, ...]]) -> Iterator[
     again = new.lines is not None and not new.module_only and new.lines in seen
     if new.lines:
         seen.add(new.lines)
+    start = script.start(line.node)
     if line.moved or line.is_dropped or again:
-        if line.moved and not above:
-            yield _whole_line(script, line.node)
+        if line.moved:  # with its comment
+            yield without_lines(script, start, script.end(line.node.trailing_whitespace.comment or line.node))
         else:
-            yield removed_line(script, line.node, above)
+            yield without_line(script, line.node, above)
         return
-    start, end = script.start(line.node), script.end(line.node)
     if above:
         yield Edit(start, start, above + newline)
     if edit := edit_in_place(script, new):
@@ -176,17 +188,6 @@ def _edits(script: Script, line: _Line, seen: set[tuple[str, ...]]) -> Iterator[
     if line.below:
         end = script.end(line.node.trailing_whitespace.comment or line.node)
         yield Edit(end, end, "".join(newline + text for text in line.below))
-
-
-def _whole_line(script: Script, line: cst.SimpleStatementLine) -> Edit:
-    """Remove a line with its comment, which went along."""
-    content = script.source.encode()
-    comment = line.trailing_whitespace.comment
-    end = script.end(comment or line)
-    newline = line.trailing_whitespace.newline
-    ending = newline.value or script.module.default_newline
-    rest = content[end:].decode()
-    return Edit(script.start(line), end + len(ending.encode()) if rest.startswith(ending) else end, "")
 
 
 def _first(node: cst.CSTNode) -> cst.CSTNode:

@@ -17,6 +17,7 @@ _WITHOUT_SUCCESSOR: Final = {
         "use the class of keras inside of strategy.scope(), with set_pipelining_options or "
         "set_gradient_accumulation_options (docs/pipelining.md)"
     ),
+    r"openipu\.keras\.(?:layers|optimizers)\b": "OpenIPU has no such class; take the one of Keras",
     r"openipu\.horovod\b": "train in several processes with PopDistStrategy and `openipu launch` (docs/hosts.md)",
     r"openipu\.estimator\.": (
         "of the estimators, only those for IPUs exist here; use IPUEstimator or a Keras model (docs/estimators.md)"
@@ -60,6 +61,18 @@ _TENSORFLOW: Final = {
 """Names of TensorFlow that need a person wherever they are, by what follows `tensorflow.`"""
 
 
+_IN_MODEL_CODE: Final = {
+    r"print$|debugging\.": "a program prints and checks with jax.debug.print and jax.debug.callback",
+    r"random\.|nn\.dropout$": "random numbers come from keras.random, with a keras.random.SeedGenerator",
+    r"summary\.": "write summaries on the host, from a callback or from an outfeed",
+    r"TensorShape$": "shapes are tuples in Keras 3",
+    r"image\.": "keras.ops.image has most of these functions, with other arguments",
+    r"nn\.(?:\w*conv|\w*pool)": "keras.ops.conv, average_pool and max_pool have other arguments",
+    r"": "keras.ops has no exact equivalent; write it with keras.ops, or with JAX",
+}
+"""Names of TensorFlow that stay where they are in data code, by what follows `tensorflow.`"""
+
+
 def without_successor(name: str) -> str:
     """Why a name does not exist here, by what it would be called."""
     return next(reason for pattern, reason in _WITHOUT_SUCCESSOR.items() if re.match(pattern, name))
@@ -68,3 +81,8 @@ def without_successor(name: str) -> str:
 def for_a_person(name: str) -> str:
     """Why a name of TensorFlow needs a person wherever it is, or nothing. `name` is what follows `tensorflow.`"""
     return next((reason for pattern, reason in _TENSORFLOW.items() if re.match(pattern, name)), "")
+
+
+def in_model_code(name: str) -> str:
+    """Why a name of TensorFlow cannot stay in model code. `name` is what follows `tensorflow.`"""
+    return next(reason for pattern, reason in _IN_MODEL_CODE.items() if re.match(pattern, name))

@@ -17,7 +17,7 @@ from typing import Final
 import libcst as cst
 
 from .names import moved
-from .script import Function, Script, dotted, walk
+from .script import Function, Script, dotted
 
 
 class Region(Enum):
@@ -78,8 +78,8 @@ def find_regions(script: Script) -> Regions:
         if isinstance(function, cst.FunctionDef):
             by_name.setdefault(function.name.value, []).append(function)
     data = set(_given(script, by_name, _takes_data_functions))
-    model = {*_methods(script), *_given(script, by_name, _compiles), *_decorated(script), *_builders(script)} - data
-    calls = {function: _called(function, by_name) for function in functions}
+    model = {*_methods(script), *_given(script, by_name, _compiles), *_decorated(script), *_builders(script)}
+    calls = {function: _called(script, function, by_name) for function in functions}
     model = _closure(model, calls, parents, data)
     data = _closure(data, calls, parents, set())
     regions: dict[cst.CSTNode, Region] = {
@@ -102,12 +102,12 @@ def _closure(
     parents: Mapping[Function, Function | None],
     apart: set[Function],
 ) -> set[Function]:
-    """Functions, those that they call, and those inside of them, except for the functions in `apart`."""
+    """Functions, those that they call, and those inside of them, unless they are in `apart`."""
     found = set(found)
     while True:
         called = {other for function in found for other in calls[function]}
-        inside = {function for function, parent in parents.items() if parent in found}
-        more = (called | inside) - found - apart
+        inside = {function for function, parent in parents.items() if parent in found} - apart
+        more = (called | inside) - found
         if not more:
             return found
         found |= more
@@ -152,13 +152,13 @@ def _builders(script: Script) -> Iterator[Function]:
 
 
 def _builds_from_inputs(script: Script, function: Function) -> bool:
-    names = (moved(script.names.get(node, "")) for node in walk(function.body))
+    names = (moved(script.names.get(node, "")) for node in script.walk(function.body))
     return any(name in ("keras.Input", "keras.layers.Input") for name in names)
 
 
 def _is_host(script: Script, function: Function) -> bool:
     """Whether a function handles datasets, or trains a model."""
-    for node in walk(function.body):
+    for node in script.walk(function.body):
         if script.names.get(node, "").startswith("tensorflow.data."):
             return True
         if isinstance(node, cst.Attribute) and node.attr.value in ("fit", "evaluate", "predict", "train"):
@@ -166,8 +166,8 @@ def _is_host(script: Script, function: Function) -> bool:
     return False
 
 
-def _called(function: Function, by_name: Mapping[str, list[Function]]) -> set[Function]:
-    calls = (node for node in walk(function.body) if isinstance(node, cst.Call))
+def _called(script: Script, function: Function, by_name: Mapping[str, list[Function]]) -> set[Function]:
+    calls = (node for node in script.walk(function.body) if isinstance(node, cst.Call))
     names = {call.func.value for call in calls if isinstance(call.func, cst.Name)}
     return {other for name in names for other in by_name.get(name, ())}
 

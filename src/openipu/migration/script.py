@@ -54,6 +54,7 @@ class Script:
     module: cst.Module
     spans: Mapping[cst.CSTNode, metadata.CodeSpan]
     parents: Mapping[cst.CSTNode, cst.CSTNode]
+    children: Mapping[cst.CSTNode, list[cst.CSTNode]]
     imports: tuple[Imported, ...]
     uses: tuple[Use, ...]
     taken: frozenset[str]
@@ -81,15 +82,14 @@ class Script:
 
     def nodes(self) -> Iterator[cst.CSTNode]:
         """All nodes, each before those in it."""
-        return walk(self.module)
+        return self.walk(self.module)
 
-
-def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """A node and all nodes in it, in the order of the text."""
-    stack = [node]
-    while stack:
-        yield (top := stack.pop())
-        stack.extend(reversed(top.children))
+    def walk(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+        """A node and all nodes in it, in the order of the text."""
+        stack = [node]
+        while stack:
+            yield (top := stack.pop())
+            stack.extend(reversed(self.children.get(top, ())))
 
 
 def parse(source: str) -> Script:
@@ -106,6 +106,9 @@ def parse(source: str) -> Script:
     spans = wrapper.resolve(metadata.ByteSpanPositionProvider)
     parents = wrapper.resolve(metadata.ParentNodeProvider)
     scopes = {scope: None for scope in wrapper.resolve(metadata.ScopeProvider).values() if scope is not None}
+    children: dict[cst.CSTNode, list[cst.CSTNode]] = {}
+    for node, parent in parents.items():
+        children.setdefault(parent, []).append(node)
     imports: dict[cst.CSTNode, Imported] = {}
     uses: dict[cst.CSTNode, Use] = {}
     taken = set()
@@ -119,7 +122,7 @@ def parse(source: str) -> Script:
             elif not isinstance(assignment, metadata.BuiltinAssignment):
                 taken.add(assignment.name)
     return Script(
-        source, module, spans, parents,
+        source, module, spans, parents, children,
         tuple(sorted(imports.values(), key=lambda imported: spans[imported.alias].start)),
         tuple(sorted(uses.values(), key=lambda use: spans[use.node].start)),
         frozenset(taken), {use.node: use.name for use in uses.values()},

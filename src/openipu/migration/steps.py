@@ -10,10 +10,10 @@ import libcst as cst
 from . import ops
 from .arguments import find, op_edits, rename
 from .edits import Edit, Remark
-from .imports import removed_line
+from .lines import indentation, without_lines
 from .names import new_name
 from .regions import is_tf_function
-from .script import Script, walk
+from .script import Script
 
 _CONTROL = {
     cst.For: "a loop over `tf.range` or a dataset becomes ipu.loops.repeat",
@@ -81,13 +81,12 @@ def _comments(decorator: cst.Decorator, script: Script) -> str:
     comment = decorator.trailing_whitespace.comment
     if comment is None:
         return ""
-    column = script.start(decorator) - script.source.encode().rfind(b"\n", 0, script.start(decorator)) - 1
-    return f"{comment.value}{script.module.default_newline}{' ' * column}"
+    return f"{comment.value}{script.module.default_newline}{indentation(script, decorator)}"
 
 
 def _reasons(script: Script, function: cst.FunctionDef) -> Iterator[str]:
     """What a compiled function does that strategy.run cannot do for it."""
-    for node in walk(function.body):
+    for node in script.walk(function.body):
         name = script.names.get(node, "")
         if name == "tensorflow.GradientTape":
             yield "its gradients come from ipu.training.minimize"
@@ -115,7 +114,7 @@ def _is_version_check(script: Script, node: cst.If) -> bool:
     """Whether a statement only refuses other versions of TensorFlow."""
     if node.orelse is not None or not isinstance(node.body, cst.IndentedBlock) or len(node.body.body) != 1:
         return False
-    names = [name for part in walk(node.test) if (name := script.names.get(part))]
+    names = [name for part in script.walk(node.test) if (name := script.names.get(part))]
     (line,) = node.body.body
     raises = isinstance(line, cst.SimpleStatementLine) and isinstance(line.body[0], cst.Raise)
     return raises and bool(names) and set(names) <= {"tensorflow.__version__", "tensorflow.__version__.startswith"}
@@ -127,11 +126,7 @@ def _removed_block(script: Script, node: cst.If) -> Edit:
     if isinstance(parent, cst.IndentedBlock) and len(parent.body) == 1:
         return Edit(script.start(node), script.end(node), "pass")
     assert isinstance(node.body, cst.IndentedBlock)
-    last = node.body.body[-1]
-    assert isinstance(last, cst.SimpleStatementLine)
-    start = removed_line(script, last)
-    content = script.source.encode()
-    return Edit(content.rfind(b"\n", 0, script.start(node)) + 1, max(start.end, script.end(last)), "")
+    return without_lines(script, script.start(node), script.end(node.body.body[-1]))
 
 
 def _numpy_calls(script: Script) -> Iterator[Remark]:

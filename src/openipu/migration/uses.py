@@ -13,8 +13,9 @@ import libcst as cst
 from . import ops
 from .arguments import op_edits
 from .edits import Edit, Remark
+from .exports import exists
 from .names import Verdict, moved, new_name
-from .reasons import for_a_person
+from .reasons import for_a_person, in_model_code
 from .regions import Region, Regions
 from .script import Function, Imported, Script, Use
 
@@ -45,7 +46,7 @@ def names_of_modules(script: Script) -> dict[str, str]:
     names = {}
     for module, wish in (("keras", "keras"), ("openipu", "ipu")):
         here = [imported.bound for imported in script.imports if imported.at_top and moved(imported.binds) == module]
-        wishes = itertools.chain(here, [wish], (module + "_" * count for count in itertools.count(1)))
+        wishes = itertools.chain(here, [wish, module], (module + "_" * count for count in itertools.count(1)))
         names[module] = next(name for name in wishes if name not in script.taken and bound.get(name, module) == module)
     return names
 
@@ -100,11 +101,16 @@ class _Judge:
         """Write a new name, through the name of its module, or a text in quotes."""
         module, dot, rest = new.partition(".")
         quoted = new.startswith('"') or new == "None"
-        text = new if quoted else f"{self.module_names[module]}{dot}{rest}"
+        text = self.requoted(use.node, new) if quoted else f"{self.module_names[module]}{dot}{rest}"
         if text == self.script.text(use.node):
             return Findings(needed=set() if quoted else {module})
         edit = Edit(self.script.start(use.node), self.script.end(use.node), text)
         return Findings([edit], needed=set() if quoted else {module})
+
+    def requoted(self, node: cst.CSTNode, text: str) -> str:
+        """A text in quotes, in other quotes than those of a formatted string around it."""
+        strings = (parent for parent in self.script.above(node) if isinstance(parent, cst.FormattedString))
+        return text.replace('"', "'") if any('"' in string.start for string in strings) else text
 
     def tensorflow(self, use: Use, region: Region) -> Findings:
         """A name of TensorFlow that is not Keras."""
@@ -114,7 +120,8 @@ class _Judge:
         if (dtype := ops.dtype(use.name)) and (model or self.is_keras_argument(use.node)):
             return self.replaced(use, f'"{dtype}"')
         op = ops.tensorflow_op(use.name)
-        if op is not None and not self.is_called(use.node) and short.startswith("nn.") and region is not Region.DATA:
+        is_value = op is not None and short.startswith("nn.") and not self.is_called(use.node)
+        if op is not None and is_value and region is not Region.DATA and exists(f"keras.activations.{op.new}"):
             return self.replaced(use, f"keras.activations.{op.new}")
         if not model or _HARMLESS.match(use.name):
             return Findings(kept={use.imported})
@@ -123,7 +130,7 @@ class _Judge:
         if short == "name_scope":
             return self.replaced(use, "keras.name_scope")
         if op is None:
-            return self.left(use, "keras.ops has no exact equivalent; write it with keras.ops or keras.random")
+            return self.left(use, in_model_code(short))
         return self.op(use, op)
 
     def op(self, use: Use, op: ops.Op) -> Findings:
