@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 
 from openipu.migration.edits import Edit, apply, line_of, moved_to, outermost
+from openipu.migration.script import SourceError
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -110,3 +112,23 @@ def test_the_examples_need_nothing(repository):
         result = migrate(source, frozenset(other.stem for other in path.parent.glob("*.py")))
         assert result.new == source, path
         assert result.notes == (), path
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("x = 1\nprint 'a'\n", "line 2 is not valid Python: Missing parentheses"),
+        ("x = 1\x00", "null bytes"),
+        ("x = " + "(" * 1000 + ")" * 1000, "too many nested parentheses"),
+        ("import tensorflow\rx = 1\r", "because of its line ends"),
+        ("x = " + "-" * 700 + "1", "nested too deeply"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(source, reason):
+    with pytest.raises(SourceError, match=reason):
+        migrate(source)
+
+
+def test_a_strange_escape_is_not_our_concern(recwarn):
+    assert migrate("import tensorflow.keras as K\nx = '\\d'\n").new == "import keras as K\nx = '\\d'\n"
+    assert not recwarn

@@ -238,6 +238,7 @@ IPU_LINES = {
     "ipu.ops.pipelining_ops.PipelineSchedule.Grouped": "ipu.ops.pipelining_ops.PipelineSchedule.Grouped",
     "ipu.pipelining_ops.recomputation_checkpoint(x)": "ipu.pipelining_ops.recomputation_checkpoint(x)",
     "ipu.utils.reset_ipu_seed(1)": "ipu.utils.reset_ipu_seed(1)",
+    "ipu.ipu_infeed_queue.IPUInfeedQueue(d, feed_name='f')": "ipu.ipu_infeed_queue.IPUInfeedQueue(d)",
     "ipu.nn_ops.gelu(x)": "keras.ops.gelu(x)",
     "ipu.nn_ops.swish(x)": "keras.ops.silu(x)",
     "ipu.embedding_ops.embedding_lookup(w, i, name='a')": "keras.ops.take(w, i, axis=0)",

@@ -6,6 +6,7 @@ Edits go to the output, as a diff that `patch` understands; everything else goes
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,12 +14,14 @@ from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
 from .terminal import make_console
 
 if TYPE_CHECKING:
+    from openipu.migration.files import SourceFile
     from openipu.migration.migrate import Migration
 
 _STYLES: Final = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
@@ -75,23 +78,26 @@ def _one(path: Path, write: bool, output: Console, messages: Console, count: _Co
     if backup is not None:
         messages.print(f"{path}: edited; the original is {backup}", soft_wrap=True, markup=False)
     elif result.changes:
-        for line in diff(result, str(path)):
-            output.print(_coloured(line), soft_wrap=True, end="")
+        _show(file, result, output)
     for note in result.notes:
         number = note.new_line if write else note.line
         messages.print(f"{path}:{number}: {note.reason}", soft_wrap=True, markup=False)
 
 
-def diff(result: Migration, name: str) -> Iterator[str]:
+def _show(file: SourceFile, result: Migration, output: Console) -> None:
+    """Print the edits: in colour on a terminal, elsewhere in the bytes of the file, so that `patch` can use them."""
+    for line in diff(file.encode(result.old), file.encode(result.new), os.fsencode(file.path)):
+        if output.is_terminal:
+            output.print(_coloured(line.decode(file.encoding, "replace")), soft_wrap=True, end="")
+        else:
+            typer.echo(line, nl=False)
+
+
+def diff(old: bytes, new: bytes, name: bytes) -> Iterator[bytes]:
     """The edits as lines of a unified diff. Each line keeps the line end that it has."""
-    old, new = lines_of(result.old), lines_of(result.new)
-    for line in difflib.unified_diff(old, new, name, name):
-        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-
-
-def lines_of(text: str) -> list[str]:
-    """The lines of a text as `patch` counts them, with their line ends."""
-    return re.findall(r"[^\n]*\n|[^\n]+", text)
+    before, after = (re.findall(rb"[^\n]*\n|[^\n]+", text) for text in (old, new))
+    for line in difflib.diff_bytes(difflib.unified_diff, before, after, name, name):
+        yield line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n"
 
 
 def _coloured(line: str) -> Text:

@@ -23,6 +23,7 @@ _RENAMED: Final = (
 _DROPPED: Final = (
     (r"keras\.layers\.(?:\w+\.)*BatchNormalization$", "fused"),
     (r"keras\.layers\.Embedding$", "input_length"),
+    (r"openipu\.ipu_(?:in|out)feed_queue\.IPU(?:In|Out)feedQueue$", "feed_name"),
 )
 """Arguments that never changed the result, and are gone."""
 _REFUSED: Final = (
@@ -67,13 +68,13 @@ def judge_calls(script: Script, skipped: set[cst.CSTNode]) -> Iterator[Edit | Re
     for node in script.nodes():
         if isinstance(node, cst.Call) and skipped.isdisjoint((node, *script.above(node))):
             name = moved(script.names.get(node.func, ""))
-            if name.startswith("keras."):
-                yield from _keras_call(script, node, name)
+            if name.startswith(("keras.", "openipu.")):
+                yield from _known_call(script, node, name)
             elif isinstance(node.func, cst.Attribute) and not name:
                 yield from _method_call(script, node, node.func.attr)
 
 
-def _keras_call(script: Script, call: cst.Call, name: str) -> Iterator[Edit | Remark]:
+def _known_call(script: Script, call: cst.Call, name: str) -> Iterator[Edit | Remark]:
     for pattern, old, new in _RENAMED:
         if re.match(pattern, name) and (argument := find(call, old)) and not find(call, new):
             yield rename(script, argument, new)

@@ -18,19 +18,19 @@ _PRAGMA: Final = re.compile(r"#\s*(?:noqa|type:|pylint:|isort:|pyright:|nosec)")
 
 def line_start(script: Script, byte: int) -> int:
     """Where the line of a byte begins."""
-    content = script.source.encode()
+    content = script.content
     return max(content.rfind(b"\n", 0, byte), content.rfind(b"\r", 0, byte)) + 1
 
 
 def indentation(script: Script, node: cst.CSTNode) -> str:
     """What is to the left of a node in its line."""
     start = script.start(node)
-    return script.source.encode()[line_start(script, start) : start].decode()
+    return script.content[line_start(script, start) : start].decode()
 
 
 def without_lines(script: Script, start: int, end: int) -> Edit:
     """Remove the lines from one byte to another, and one of the empty lines if there are some on both sides."""
-    content = script.source.encode()
+    content = script.content
     start = line_start(script, start)
     found = _LINE_END.search(content, end)
     end = found.end() if found else len(content)

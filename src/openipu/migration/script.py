@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import libcst as cst
 from libcst import metadata
 
 Statement = cst.Import | cst.ImportFrom
+_TOO_DEEP: Final = "its expressions are nested too deeply to be read"
 Function = cst.FunctionDef | cst.Lambda
 
 
@@ -50,7 +54,8 @@ class Use:
 class Script:
     """A parsed script. Everything is in the order of the text."""
 
-    source: str
+    content: bytes
+    """The text in UTF-8, which all positions are in."""
     module: cst.Module
     spans: Mapping[cst.CSTNode, metadata.CodeSpan]
     parents: Mapping[cst.CSTNode, cst.CSTNode]
@@ -72,7 +77,7 @@ class Script:
 
     def text(self, node: cst.CSTNode) -> str:
         """The code of a node."""
-        return self.source.encode()[self.start(node) : self.end(node)].decode()
+        return self.content[self.start(node) : self.end(node)].decode()
 
     def above(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         """All nodes that contain a node, from the inside out."""
@@ -95,13 +100,22 @@ class Script:
 def parse(source: str) -> Script:
     """Read a script. Raises `SourceError` if it is not valid Python."""
     try:
+        return _parse(source)
+    except RecursionError:
+        raise SourceError(_TOO_DEEP) from None
+
+
+def _parse(source: str) -> Script:
+    _check(source)
+    try:
         module = cst.parse_module(source)
     except cst.ParserSyntaxError as error:
-        raise SourceError(f"line {error.raw_line} is not valid Python: {' '.join(error.message.split())}") from None
-    except RecursionError:
-        raise SourceError("its expressions are nested too deeply to be read") from None
+        raise SourceError(f"LibCST cannot read line {error.raw_line}: {' '.join(error.message.split())}") from None
     if module.code != source:
-        raise SourceError("it would not keep its form, because it mixes line ends in an unusual way")
+        raise SourceError(
+            "its layout could not be kept, because of its line ends or of a backslash at its beginning. Save it with "
+            "the line ends of Unix or of Windows."
+        )
     wrapper = metadata.MetadataWrapper(module, unsafe_skip_copy=True)
     spans = wrapper.resolve(metadata.ByteSpanPositionProvider)
     parents = wrapper.resolve(metadata.ParentNodeProvider)
@@ -122,11 +136,25 @@ def parse(source: str) -> Script:
             elif not isinstance(assignment, metadata.BuiltinAssignment):
                 taken.add(assignment.name)
     return Script(
-        source, module, spans, parents, children,
+        source.encode(), module, spans, parents, children,
         tuple(sorted(imports.values(), key=lambda imported: spans[imported.alias].start)),
         tuple(sorted(uses.values(), key=lambda use: spans[use.node].start)),
         frozenset(taken), {use.node: use.name for use in uses.values()},
     )  # fmt: skip
+
+
+def _check(source: str) -> None:
+    """Raise if this Python cannot read a script. LibCST would say less, and crash if it is nested too deeply."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # about escapes in strings, which are not our concern
+            ast.parse(source)
+    except SyntaxError as error:
+        where = f"line {error.lineno}" if error.lineno else "it"
+        raise SourceError(f"{where} is not valid Python: {error.msg}") from None
+    except ValueError as error:  # null bytes, in some versions of Python
+        raise SourceError(f"it is not valid Python: {error}") from None
+    except MemoryError:
+        raise SourceError(_TOO_DEEP) from None
 
 
 def dotted(node: cst.CSTNode | None) -> str:

@@ -65,9 +65,8 @@ def _judge_function(script: Script, function: cst.FunctionDef, decorator: cst.De
 
 def _start_of_def(script: Script, function: cst.FunctionDef) -> int:
     """Where `def` or `async` is, after all decorators."""
-    content = script.source.encode()
     last = script.end(function.decorators[-1])
-    inside = content[last : script.end(function.name)].decode()
+    inside = script.content[last : script.end(function.name)].decode()
     for line in inside.splitlines(keepends=True):
         stripped = line.lstrip()
         if stripped.startswith(("def ", "async ", "def\t")):
