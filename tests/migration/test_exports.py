@@ -54,8 +54,6 @@ def test_a_replacement_for_a_name_exists():
 
     every = [*ops.TENSORFLOW.values(), *ops._KERAS_BACKEND.values(), *ops._IPU.values()]
     assert [op.new for op in every if not exports.exists(f"keras.ops.{op.new}")] == []
-    activations = {op.new for name, op in ops.TENSORFLOW.items() if name.startswith("nn.") and op.is_a_function_of_one}
-    assert [name for name in activations if not exports.exists(f"keras.activations.{name}")] == []
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ from openipu.cli import app
 import pytest
 from typer.testing import CliRunner
 
-pytest.importorskip("libcst")
-
 OLD = "import tensorflow as tf\nfrom tensorflow.python import ipu\nprint(tf.keras.Model, ipu)\n"
 NEW = "import openipu as ipu\nimport keras\nprint(keras.Model, ipu)\n"
 LEFT = "import tensorflow as tf\n\n\nx = tf.Variable(1)\n"

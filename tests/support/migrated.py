@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import textwrap
 
-import pytest
-
-pytest.importorskip("libcst")
-
 from openipu.migration.migrate import Migration, migrate
 
 

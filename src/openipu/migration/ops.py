@@ -34,9 +34,10 @@ class Op:
     added: str = ""
 
     @property
-    def is_a_function_of_one(self) -> bool:
-        """Whether it means the same when it is passed on as a function."""
-        return len(self.positional) == 1 and not self.by_name and not self.added
+    def keeps_its_arguments(self) -> bool:
+        """Whether it means the same when it is passed on as a function, which is called without names."""
+        changed = any(one.default or one.required or one.whole_number for one in self.positional)
+        return not (changed or self.by_name or self.added)
 
 
 def _parameter(text: str) -> Parameter:

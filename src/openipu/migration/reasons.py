@@ -64,6 +64,7 @@ _TENSORFLOW: Final = {
 _IN_MODEL_CODE: Final = {
     r"print$|debugging\.": "a program prints and checks with jax.debug.print and jax.debug.callback",
     r"random\.|nn\.dropout$": "random numbers come from keras.random, with a keras.random.SeedGenerator",
+    r"range$": "loops are ipu.loops.repeat, or `range` if they are short; as an array it is keras.ops.arange",
     r"summary\.": "write summaries on the host, from a callback or from an outfeed",
     r"TensorShape$": "shapes are tuples in Keras 3",
     r"image\.": "keras.ops.image has most of these functions, with other arguments",

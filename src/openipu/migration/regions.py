@@ -52,11 +52,19 @@ class Regions:
 
     script: Script
     of: Mapping[cst.CSTNode, Region]
+    mixed: frozenset[Function | None] = frozenset()
+    """Functions of the host that build a model from inputs, too. None is the script outside of all functions."""
 
     def at(self, node: cst.CSTNode) -> Region:
         """The region in which a node is. Outside of all functions it is the host's."""
         function = self.function(node)
         return Region.HOST if function is None else self.of[function]
+
+    def is_unclear(self, node: cst.CSTNode) -> bool:
+        """Whether the values at a node may be a model's or data: nothing tells, or the code around it has both."""
+        if self.at(node) is not Region.HOST:
+            return self.at(node) in (Region.UNKNOWN, Region.BOTH)
+        return self.function(node) in self.mixed
 
     def function(self, node: cst.CSTNode) -> Function | None:
         """The innermost function that contains a node, other than as a decorator or default."""
@@ -85,7 +93,8 @@ def find_regions(script: Script) -> Regions:
     regions: dict[cst.CSTNode, Region] = {
         function: _region(function in model, function in data, _is_host(script, function)) for function in functions
     }
-    return Regions(script, regions)
+    inputs = {bare.function(node) for node in script.nodes() if _is_input(script, node)}
+    return Regions(script, regions, frozenset(inputs))
 
 
 def _region(model: bool, data: bool, host: bool) -> Region:
@@ -152,8 +161,11 @@ def _builders(script: Script) -> Iterator[Function]:
 
 
 def _builds_from_inputs(script: Script, function: Function) -> bool:
-    names = (moved(script.names.get(node, "")) for node in script.walk(function.body))
-    return any(name in ("keras.Input", "keras.layers.Input") for name in names)
+    return any(_is_input(script, node) for node in script.walk(function.body))
+
+
+def _is_input(script: Script, node: cst.CSTNode) -> bool:
+    return moved(script.names.get(node, "")) in ("keras.Input", "keras.layers.Input")
 
 
 def _is_host(script: Script, function: Function) -> bool:

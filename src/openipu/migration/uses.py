@@ -55,12 +55,12 @@ def judge_uses(script: Script, regions: Regions, skipped: set[cst.CSTNode]) -> F
     """Judge all uses except those inside of nodes that go away."""
     total = Findings()
     judge = _Judge(script, regions, names_of_modules(script))
-    unclear: dict[Function, list[Use]] = {}
+    unclear: dict[Function | None, list[Use]] = {}
     for use in script.uses:
         if skipped.isdisjoint((use.node, *script.above(use.node))):
             total += judge.use(use)
-            if judge.is_unclear(use) and (function := regions.function(use.node)) is not None:
-                unclear.setdefault(function, []).append(use)
+            if judge.is_unclear(use):
+                unclear.setdefault(regions.function(use.node), []).append(use)
     total.remarks.extend(judge.unclear_remark(function, uses) for function, uses in unclear.items())
     return total
 
@@ -137,7 +137,7 @@ class _Judge:
         """An operation that keras.ops has, perhaps with other arguments."""
         call = self.script.parents[use.node]
         if not (isinstance(call, cst.Call) and call.func is use.node):
-            if op.is_a_function_of_one:
+            if op.keeps_its_arguments:
                 return self.replaced(use, f"keras.ops.{op.new}")
             return self.left(use, f"as a function it differs from keras.ops.{op.new} in its arguments")
         edits = op_edits(self.script, call, op)
@@ -165,15 +165,19 @@ class _Judge:
 
     def is_unclear(self, use: Use) -> bool:
         """Whether an operation stays because nothing tells what the function is for."""
-        unclear = self.regions.at(use.node) in (Region.UNKNOWN, Region.BOTH)
-        return unclear and ops.tensorflow_op(use.name) is not None and self.is_called(use.node)
+        is_op = ops.tensorflow_op(use.name) is not None and self.is_called(use.node)
+        return is_op and self.regions.is_unclear(use.node)
 
-    def unclear_remark(self, function: Function, uses: list[Use]) -> Remark:
+    def unclear_remark(self, function: Function | None, uses: list[Use]) -> Remark:
         texts = ", ".join(dict.fromkeys(self.script.text(use.node) for use in uses))
-        what = f"the function {function.name.value}" if isinstance(function, cst.FunctionDef) else "a lambda"
-        both = self.regions.of[function] is Region.BOTH
+        match function:
+            case cst.FunctionDef(name=name):
+                what = f"the function {name.value}"
+            case _:
+                what = "the script" if function is None else "a lambda"
+        both = function is not None and self.regions.of[function] is Region.BOTH
         why = "serves both a dataset and a model; make one for each" if both else "may be data or model code"
         return Remark(
             self.script.start(uses[0].node),
-            f"{texts}: {what} {why}. With a model's tensors, use the operations of keras.ops.",
+            f"{texts}: {what} {why}; with a model's tensors, use the operations of keras.ops",
         )
