@@ -212,8 +212,23 @@ def test_a_decorator_among_others_goes_with_its_line():
             @staticmethod
             @tf.function
             @other  # stays
-            def step(x):
+            # here is
+            @tf.function()  # a comment
+            # before
+            async def step(x):
                 return tf.abs(x)
         """
     )
-    assert "    @staticmethod\n    @other  # stays\n    def step(x):\n        return keras.ops.abs(x)\n" in result.new
+    assert result.new == text(
+        """
+        import keras
+        class A:
+            @staticmethod
+            @other  # stays
+            # here is
+            # a comment
+            # before
+            async def step(x):
+                return keras.ops.abs(x)
+        """
+    )

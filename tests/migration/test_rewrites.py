@@ -286,9 +286,24 @@ def test_a_check_of_the_version_goes():
     assert result.new == "import keras\n\nkeras.Model\n"
 
 
-def test_a_check_with_an_alternative_stays():
-    code = "import tensorflow as tf\nif tf.__version__[0] != '2':\n    raise ImportError\nelse:\n    x = 1\n"
-    assert rewritten(code).new == code
+@pytest.mark.parametrize(
+    "code",
+    [
+        "if tf.__version__[0] != '2':\n    raise ImportError\nelse:\n    x = 1\n",
+        "if tf.__version__[0] != '2' and strict:\n    raise ImportError\n",
+        "if x:\n    y = 1\nelif tf.__version__[0] != '2':\n    raise ImportError\n",
+        "if tf.__version__[0] != '2':\n    print('old')\n",
+    ],
+)
+def test_other_checks_stay(code):
+    assert rewritten(f"import tensorflow as tf\n{code}").new == f"import tensorflow as tf\n{code}"
+
+
+def test_a_check_that_is_all_of_a_function():
+    code = "def check():\n    if int(tf.__version__.split('.')[0]) < 2:\n        raise ImportError\n"
+    assert rewritten(f"import tensorflow as tf\n{code}tf.keras.Model\n").new == (
+        "import keras\ndef check():\n    pass\nkeras.Model\n"
+    )
 
 
 def test_other_things_with_the_same_names_stay():

@@ -40,7 +40,7 @@ def without_lines(script: Script, start: int, end: int) -> Edit:
     return Edit(start, end, "")
 
 
-def without_line(script: Script, line: cst.SimpleStatementLine, instead: str = "") -> Edit:
+def without_line(script: Script, line: cst.SimpleStatementLine | cst.Decorator, instead: str = "") -> Edit:
     """Remove a line, or write others in its place. A comment stays, unless it was for a checker of code."""
     start, end = script.start(line), script.end(line)
     comment = line.trailing_whitespace.comment

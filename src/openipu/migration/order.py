@@ -109,8 +109,8 @@ def _place(
         anchor.above.append(additions["openipu"])
     home = anchor if ours is None or ours.moved else ours
     place = _place_for_keras(lines, home, early) if "keras" in additions else None
-    too_late = "keras" in additions and place is anchor.above if early else any(map(loads, lines)) or place is not None
-    if not anchor.above and ours is None and in_functions and too_late:
+    is_late = place is anchor.above if early else place is not None or any(map(loads, lines))
+    if is_late and in_functions and ours is None and "openipu" not in additions:
         anchor.above.append("import openipu")
     if place is not None:
         place.append(additions["keras"])

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 import libcst as cst
 
 from . import ops
 from .arguments import find, op_edits, rename
 from .edits import Edit, Remark
-from .lines import indentation, without_lines
+from .lines import without_line, without_lines
 from .names import new_name
 from .regions import is_tf_function
 from .script import Script
 
-_CONTROL = {
+_CONTROL: Final = {
     cst.For: "a loop over `tf.range` or a dataset becomes ipu.loops.repeat",
     cst.While: "`while` on a tensor becomes ipu.loops.while_loop",
     cst.If: "`if` on a tensor becomes ipu.loops.cond",
 }
+_VERSION: Final = re.compile(r"tensorflow\.__version__\b")
+_CONVERSIONS: Final = {"int", "float", "tuple", "map"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +61,7 @@ def _judge_function(script: Script, function: cst.FunctionDef, decorator: cst.De
             steps.found.append(rename(script, argument, "jit_compile"))
         return
     steps.removed.add(decorator)
-    start = script.start(decorator)
-    following = function.decorators[function.decorators.index(decorator) + 1 :]
-    end = script.start(following[0]) if following else _start_of_def(script, function)
-    steps.found.append(Edit(start, end, _comments(decorator, script)))
-
-
-def _start_of_def(script: Script, function: cst.FunctionDef) -> int:
-    """Where `def` or `async` is, after all decorators."""
-    last = script.end(function.decorators[-1])
-    inside = script.content[last : script.end(function.name)].decode()
-    for line in inside.splitlines(keepends=True):
-        stripped = line.lstrip()
-        if stripped.startswith(("def ", "async ", "def\t")):
-            return last + len(line.encode()) - len(stripped.encode())
-        last += len(line.encode())
-    return script.start(function)
-
-
-def _comments(decorator: cst.Decorator, script: Script) -> str:
-    """The comment of a decorator that goes away, on a line of its own."""
-    comment = decorator.trailing_whitespace.comment
-    if comment is None:
-        return ""
-    return f"{comment.value}{script.module.default_newline}{indentation(script, decorator)}"
+    steps.found.append(without_line(script, decorator))
 
 
 def _reasons(script: Script, function: cst.FunctionDef) -> Iterator[str]:
@@ -113,10 +94,19 @@ def _is_version_check(script: Script, node: cst.If) -> bool:
     """Whether a statement only refuses other versions of TensorFlow."""
     if node.orelse is not None or not isinstance(node.body, cst.IndentedBlock) or len(node.body.body) != 1:
         return False
-    names = [name for part in script.walk(node.test) if (name := script.names.get(part))]
+    if not isinstance(script.parents[node], cst.Module | cst.IndentedBlock):  # an `elif`
+        return False
     (line,) = node.body.body
     raises = isinstance(line, cst.SimpleStatementLine) and isinstance(line.body[0], cst.Raise)
-    return raises and bool(names) and set(names) <= {"tensorflow.__version__", "tensorflow.__version__.startswith"}
+    names = {name for part in script.walk(node.test) if (name := script.names.get(part))}
+    return raises and bool(names) and all(map(_VERSION.match, names)) and _others(script, node.test) <= _CONVERSIONS
+
+
+def _others(script: Script, test: cst.BaseExpression) -> set[str]:
+    """The names in an expression that are not imported."""
+    names = (part for part in script.walk(test) if isinstance(part, cst.Name))
+    in_uses = {part for use in script.walk(test) if use in script.names for part in script.walk(use)}
+    return {name.value for name in names if name not in in_uses}
 
 
 def _removed_block(script: Script, node: cst.If) -> Edit:
