@@ -12,8 +12,10 @@ import pytest
 import ipu_scripts
 from migrated import rewritten
 
+LAUNCH = ("-m", "openipu", "launch", "--num-instances", "2", "--num-replicas", "2", "--only-output-from-instance", "0")
 
-def run(source: str, tmp_path: Path) -> dict[str, list[str]]:
+
+def run(source: str, tmp_path: Path, *launcher: str) -> dict[str, list[str]]:
     """Migrate and run a script, and give the words of each line that it prints, by the first of them."""
     result = rewritten(source)
     assert result.notes == ()
@@ -21,8 +23,8 @@ def run(source: str, tmp_path: Path) -> dict[str, list[str]]:
     path.write_text(result.new, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if name not in ("KERAS_BACKEND", "XLA_FLAGS")}
     done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:__main__", path.name], cwd=tmp_path, env=environment,
-        capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, *launcher, path.name], cwd=tmp_path, env=environment, capture_output=True, text=True,
+        timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return {words[0]: words[1:] for line in done.stdout.splitlines() if (words := line.split())}
@@ -61,13 +63,15 @@ def test_feeds_and_a_loop(tmp_path):
 
 @pytest.mark.slow
 def test_an_estimator(tmp_path):
-    before, after = map(float, run(ipu_scripts.ESTIMATOR, tmp_path)["losses"])
+    printed = run(ipu_scripts.ESTIMATOR, tmp_path)
+    before, after = map(float, printed["losses"])
     assert after < 0.7 * before
+    assert float(printed["accuracy"][0]) > 0.9
 
 
 @pytest.mark.slow
-def test_one_of_several_instances(tmp_path):
-    printed = run(ipu_scripts.DISTRIBUTED, tmp_path)
-    assert printed["instances"] == ["1"]
+def test_two_instances(tmp_path):
+    printed = run(ipu_scripts.DISTRIBUTED, tmp_path, *LAUNCH)
+    assert printed["instances"] == ["2"]
     first, last = map(float, printed["losses"])
     assert last < 0.5 * first

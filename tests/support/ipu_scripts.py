@@ -171,11 +171,12 @@ def model_fn(features, labels, mode):
     logits = tf.keras.layers.Dense(2)(hidden)
     loss = tf.reduce_mean(
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
-    train_op = None
-    if mode == tf.estimator.ModeKeys.TRAIN:
-        optimizer = tf.compat.v1.train.GradientDescentOptimizer(learning_rate=0.5)
-        train_op = optimizer.minimize(loss)
-    return tf.estimator.EstimatorSpec(mode=mode, loss=loss, train_op=train_op)
+    if mode == tf.estimator.ModeKeys.EVAL:
+        predictions = tf.argmax(input=logits, axis=-1, output_type=tf.int32)
+        eval_metric_ops = {"accuracy": tf.compat.v1.metrics.accuracy(labels, predictions=predictions)}
+        return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops=eval_metric_ops)
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(learning_rate=0.5)
+    return tf.estimator.EstimatorSpec(mode=mode, loss=loss, train_op=optimizer.minimize(loss))
 
 
 options = ipu.config.IPUConfig()
@@ -185,10 +186,11 @@ run_config = ipu.ipu_run_config.RunConfig(
     model_dir=tempfile.mkdtemp())
 estimator = ipu.ipu_estimator.IPUEstimator(config=run_config, model_fn=model_fn)
 estimator.train(input_fn=input_fn, steps=8)
-before = estimator.evaluate(input_fn=input_fn, steps=8)["loss"]
+before = estimator.evaluate(input_fn=input_fn, steps=8)
 estimator.train(input_fn=input_fn, steps=320)
-after = estimator.evaluate(input_fn=input_fn, steps=8)["loss"]
-print("losses", before, after)
+after = estimator.evaluate(input_fn=input_fn, steps=8)
+print("losses", before["loss"], after["loss"])
+print("accuracy", after["accuracy"])
 """
 
 DISTRIBUTED = """\
@@ -199,6 +201,7 @@ from tensorflow.python.ipu.distributed import popdist_strategy
 from tensorflow import keras as K
 import numpy as np
 
+popdist.init()
 config = IPUConfig()
 popdist.tensorflow.set_ipu_config(config, ipus_per_replica=1)
 config.configure_ipu_system()

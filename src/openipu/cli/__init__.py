@@ -110,9 +110,7 @@ def show_schedule(
 
 @app.command("migrate", no_args_is_help=True)
 def migrate_scripts(
-    paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", exists=True, help="Scripts, or folders with scripts.")
-    ],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH", exists=True, help="Scripts, or folders with scripts.")],
     write: Annotated[bool, typer.Option("--write", help="Make the edits, and keep each original as NAME.bak.")] = False,
 ) -> None:
     """Turn TensorFlow 2 scripts for the IPU into native OpenIPU scripts.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import libcst as cst
@@ -52,6 +53,22 @@ def append(script: Script, call: cst.Call, text: str) -> Edit:
     """Give one more argument, at the end."""
     end = script.end(call.args[-1])
     return Edit(end, end, f", {text}")
+
+
+def metric_edits(script: Script, call: cst.Call, metric: str, parameters: Sequence[str]) -> list[Edit] | None:
+    """Write a metric of TensorFlow 1 as a Keras metric with its arguments, or None if it has other arguments."""
+    names = [keyword(argument) for argument in call.args]
+    if len(names) != len(parameters) or any(argument.star for argument in call.args):
+        return None
+    if any(name not in ("", parameter) for name, parameter in zip(names, parameters, strict=True)):
+        return None
+    edits = [Edit(script.start(call.func), script.start(call.args[0]), f"({metric}(), ")]
+    for argument in call.args:
+        if argument.keyword is not None:
+            equals = re.compile(rb"\s*=\s*").match(script.content, script.end(argument.keyword))
+            assert equals is not None
+            edits.append(Edit(script.start(argument.keyword), equals.end(), ""))
+    return edits
 
 
 def op_edits(script: Script, call: cst.Call, op: Op) -> list[Edit] | str:

@@ -11,7 +11,7 @@ from typing import Final
 import libcst as cst
 
 from . import ops
-from .arguments import op_edits
+from .arguments import metric_edits, op_edits
 from .edits import Edit, Remark
 from .exports import exists
 from .names import Verdict, moved, new_name
@@ -21,6 +21,11 @@ from .script import Function, Imported, Script, Use
 
 _HARMLESS: Final = re.compile(r"tensorflow(?:\.Tensor|\.get_logger|\.__version__|\.data\b.*|\.function)?$")
 """What may stay in model code: types, and what `steps.py` judges."""
+_METRICS: Final = {
+    "accuracy": ("Accuracy", ("labels", "predictions")),
+    "mean_squared_error": ("MeanSquaredError", ("labels", "predictions")),
+    "mean": ("Mean", ("values",)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,8 @@ class _Judge:
     def tensorflow(self, use: Use, region: Region) -> Findings:
         """A name of TensorFlow that is not Keras."""
         short, model = use.name.removeprefix("tensorflow."), region is Region.MODEL
+        if metric := self.metric(use):
+            return metric
         if reason := for_a_person(short):
             return self.left(use, reason)
         if (dtype := ops.dtype(use.name)) and (model or self.is_keras_argument(use.node)):
@@ -132,6 +139,15 @@ class _Judge:
         if op is None:
             return self.left(use, in_model_code(short))
         return self.op(use, op)
+
+    def metric(self, use: Use) -> Findings | None:
+        """A metric of TensorFlow 1, as model functions give it to an estimator."""
+        name, call = use.name.removeprefix("tensorflow.compat.v1.metrics."), self.script.parents[use.node]
+        if name not in _METRICS or not (isinstance(call, cst.Call) and call.func is use.node):
+            return None
+        metric, parameters = _METRICS[name]
+        edits = metric_edits(self.script, call, f"{self.module_names['keras']}.metrics.{metric}", parameters)
+        return None if edits is None else Findings(edits, needed={"keras"})
 
     def op(self, use: Use, op: ops.Op) -> Findings:
         """An operation that keras.ops has, perhaps with other arguments."""
