@@ -15,6 +15,10 @@ OPTIMIZERS = "public/test_optimizers.py"
 DATA = "public/test_data.py"
 INSTANCES = "settings/test_instances.py"
 LAUNCH = "public/test_launch.py"
+REWRITES = "migration/test_rewrites.py"
+MODEL_CODE = "migration/test_model_code.py"
+MIGRATED_FILES = "migration/test_files.py"
+MIGRATE = "public/test_migrate_command.py"
 HOSTS = "public/test_launch_hosts.py"
 
 SETTINGS = [
@@ -285,4 +289,63 @@ LAUNCHER = [
     ),
 ]
 
-MUTANTS: tuple[Mutant, ...] = (*SETTINGS, *CHECKS, *COMMAND_LINE, *PUBLIC, *LAUNCHER)
+MIGRATION = [
+    mutant(
+        "openipu-stays-below-keras",
+        "migration/order.py",
+        "    if ours is not None and not early:\n",
+        "    if ours is not None and not early and anchor.is_dropped:\n",
+        REWRITES,
+    ),
+    mutant(
+        "data-code-is-model-code",
+        "migration/regions.py",
+        " if parent in found} - apart\n",
+        " if parent in found}\n",
+        f"{MODEL_CODE}::test_what_is_data_code",
+    ),
+    mutant(
+        "tensorflow-is-always-removed",
+        "migration/uses.py",
+        "        if not model or _HARMLESS.match(use.name):\n            return Findings(kept={use.imported})\n",
+        "        if not model or _HARMLESS.match(use.name):\n            return Findings()\n",
+        REWRITES,
+    ),
+    mutant(
+        "tensorflow-defaults-are-forgotten",
+        "migration/arguments.py",
+        "for p in every if p.default and p.old not in given]",
+        "for p in every if p.default and p.old in given]",
+        f"{MODEL_CODE}::test_operations_with_an_exact_equivalent",
+    ),
+    mutant(
+        "a-step-with-a-tape-loses-its-decorator",
+        "migration/steps.py",
+        'if name == "tensorflow.GradientTape":',
+        'if name == "tensorflow.gradients":',
+        f"{MODEL_CODE}::test_a_step_with_a_tape_is_left_with_its_reasons",
+    ),
+    mutant(
+        "a-backup-replaces-another",
+        "migration/files.py",
+        'with backup.open("xb") as stream:',
+        'with backup.open("wb") as stream:',
+        f"{MIGRATED_FILES}::test_backups_never_replace_a_file",
+    ),
+    mutant(
+        "the-mark-at-the-start-is-lost",
+        "migration/files.py",
+        'codecs.BOM_UTF8 if self.has_mark else b""',
+        'b""',
+        MIGRATED_FILES,
+    ),
+    mutant(
+        "notes-do-not-matter",
+        "cli/migrate.py",
+        "return NEEDS_A_PERSON if count.notes else ALL_DONE",
+        "return ALL_DONE",
+        f"{MIGRATE}::test_what_needs_a_person_is_listed_with_its_line",
+    ),
+]
+
+MUTANTS: tuple[Mutant, ...] = (*SETTINGS, *CHECKS, *COMMAND_LINE, *PUBLIC, *LAUNCHER, *MIGRATION)

@@ -108,6 +108,35 @@ def show_schedule(
         fail(error, 2)
 
 
+@app.command("migrate", no_args_is_help=True)
+def migrate_scripts(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH", exists=True, help="Scripts, or folders with scripts.")],
+    write: Annotated[bool, typer.Option("--write", help="Make the edits, and keep each original as NAME.bak.")] = False,
+) -> None:
+    """Turn TensorFlow 2 scripts for the IPU into native OpenIPU scripts.
+
+    Without --write, the edits are printed as a diff and nothing is changed.
+    What needs a person is listed with its line and the reason.
+
+    Exit codes: 0 if nothing is left to do by hand, 1 if something is,
+    2 if a script cannot be read or written.
+
+    Examples:
+
+    openipu migrate train.py
+
+    openipu migrate --write train.py models/
+    """
+    from .migrate import run
+    from .terminal import fail
+
+    try:
+        code = run(paths, write)
+    except (ValueError, OSError) as error:
+        fail(error, 2)
+    raise typer.Exit(code)
+
+
 @app.command("launch", cls=LaunchCommand, no_args_is_help=True)
 def launch_instances(
     context: typer.Context,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from openipu.settings.cache_folder import Cache
 
 _REQUIRED: Final = ("keras", "jax", "jaxlib", "numpy", "orbax-checkpoint")
-_OPTIONAL: Final = ("grain", "tensorflow", "torch")
+_OPTIONAL: Final = ("grain", "libcst", "tensorflow", "torch")
 _PREFIXES: Final = ("OPENIPU_", "KERAS_", "JAX_", "XLA_", "TF_POPLAR_", "POPLAR_", "CUDA_VISIBLE")
 _PROBE_SECONDS: Final = 120
 _PROBE: Final = """
