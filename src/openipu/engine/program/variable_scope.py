@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from openipu.engine.core.enqueued import traced_program
 from openipu.engine.types import Array, Tree
 
 import keras
-from jax.extend.core import get_opaque_trace_state
 
 
 class VariableScope(keras.StatelessScope):
@@ -50,7 +50,7 @@ class VariableScope(keras.StatelessScope):
 
     def belongs_here(self) -> None:
         """Accept changes only from the program that JAX traces now. See [Note: JAX's own loops]."""
-        self._where = _where()
+        self._where = traced_program()
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         """The traced value. Keras calls this whenever a variable is read."""
@@ -81,7 +81,7 @@ class VariableScope(keras.StatelessScope):
         self._cells[id(owner)] = cell
 
     def _check(self, what: str) -> None:
-        if self._where != _where():
+        if self._where != traced_program():
             raise RuntimeError(
                 f"{what} inside one of JAX's own loops, conditionals or gradients, where the change would be lost. Use "
                 "`repeat`, `while_loop` and `cond` of `ipu.loops`, and `ipu.training.gradients`."
@@ -93,8 +93,3 @@ class VariableScope(keras.StatelessScope):
             self.add_update((variable, child.state_mapping[id(variable)]))
         for owner in child.touched.values():
             self.set_cell(owner, child.cell(owner))
-
-
-def _where() -> object:
-    """Identifies the program that JAX is tracing now."""
-    return get_opaque_trace_state(convention="flax")

@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from openipu.engine.core.accumulation import Accumulation
+from openipu.engine.core.enqueued import IN_STAGES, Enqueued, refused
 from openipu.engine.core.state import Outcome, Spot, State
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.loop.arrays import fetch, is_float, length, row, rows_of
 from openipu.engine.loop.execution import begun
+from openipu.engine.loop.outfeeds import Cells, Outfeeds, Specs
 from openipu.engine.loop.remainder import Counts, Form, Remainder
 from openipu.engine.loop.replica_state import agree
 from openipu.engine.loop.results import Collector, Kept
@@ -50,6 +52,8 @@ class StagedExecution:
     """Shapes of the last stage's results, for a full micro-batch and for the tail."""
     live: StepLogs | None = None
     """Receives the logs of each step while the execution runs."""
+    outfeeds: Specs | None = None
+    """The outfeeds that the stages fill."""
 
     @property
     def replicas(self) -> Replicas:
@@ -64,7 +68,8 @@ class StagedExecution:
         remainder = Remainder.of(
             counts, self.micro_batches, replicas.count, strength, rows_of(row(body, 0)), rows_of(tail)
         )  # fmt: skip
-        collector = Collector(outcome, replicas, self.live, counts.first, counts.batches(replicas.count))
+        outfeeds = Outfeeds(self.outfeeds, replicas)
+        collector = Collector(outcome, replicas, self.live, counts.first, counts.batches(replicas.count), outfeeds)
         updates = _Updates(self, resident, body, tail, begin, remainder, collector)
 
         rows = length(body) if self.form.updates != "none" else self.micro_batches
@@ -133,6 +138,9 @@ class _Updates:
         def keep(kept: Kept, m: Array, result: Tree, active: Array, metrics: list[Array]) -> Kept:
             return self.collector.add(kept, first + m, result, active, metrics)
 
+        def put(cells: Cells, m: Array, enqueued: Enqueued) -> Cells:
+            return self.collector.outfeeds.put(cells, enqueued, m < jnp.where(whole, size, remainder.left))
+
         return Flow(
             lambda m: fetch(self.resident, row(self.body, first + m)),
             jnp.where(whole, size, remainder.turns),
@@ -140,6 +148,7 @@ class _Updates:
             self._share(whole, remainder.rows),
             whole,
             keep,
+            put,
         )
 
     def _tail_flow(self, whole: Array) -> Flow:
@@ -148,10 +157,13 @@ class _Updates:
         def keep(kept: Kept, _m: Array, result: Tree, active: Array, metrics: list[Array]) -> Kept:
             return self.collector.add(kept, None, result, active, metrics)
 
+        def put(cells: Cells, _m: Array, enqueued: Enqueued) -> Cells:
+            return self.collector.outfeeds.put(cells, enqueued, self.of.replicas.count == 1)
+
         everywhere = self.of.outcome.collect == "all"
         mine = jnp.asarray(self.remainder.takes_tail(self.of.replicas.index()) | everywhere, jnp.int32)
         share = self._share(whole, self.remainder.tail_rows)
-        return Flow(lambda _: fetch(self.resident, self.tail), 1, mine, share, False, keep, self._tail_spot())
+        return Flow(lambda _: fetch(self.resident, self.tail), 1, mine, share, False, keep, put, self._tail_spot())
 
     def _tail_spot(self) -> Spot | None:
         """The tail comes after the micro-batches of the `extra` replicas, as it would in one batch."""
@@ -181,7 +193,8 @@ def updated(spread: StageLayout, state: State, total: Buffers) -> State:
     """The state after an update with these gradients."""
     assert spread.update is not None
     slots, common = spread.slots(state)
-    weights, slots, common = spread.update.apply(numbered(state.trainable), slots, common, total)
+    with refused(IN_STAGES):
+        weights, slots, common = spread.update.apply(numbered(state.trainable), slots, common, total)
     return spread.with_optimizer(state._replace(trainable=listed(weights)), slots, common)
 
 
