@@ -178,6 +178,6 @@ class ScopedIPUOutfeedQueue(IPUOutfeedQueue):
 def _check_not_symbolic(structure: Tree) -> None:
     if any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten(structure)):
         raise TypeError(
-            "A symbolic tensor of Keras was enqueued, which has no value. Enqueue in the `call` of a layer, and put the "
-            "layer into the model."
+            "A symbolic tensor of Keras was enqueued, which has no value. Enqueue in the `call` of a layer, and put "
+            "that layer into the model."
         )

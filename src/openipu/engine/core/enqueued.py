@@ -23,7 +23,8 @@ from openipu.engine.types import Tree
 import jax
 from jax.extend.core import get_opaque_trace_state
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 TWICE = (
     "A program enqueues into the same outfeed queue twice. Enqueue all values at once, as a tuple or dict, or use two "

@@ -70,9 +70,16 @@ class VariableScope(keras.StatelessScope):
         self.state_mapping[id(variable)] = value
 
     def cell(self, owner: object) -> Tree:
-        """The cell of `owner`."""
+        """The cell of `owner`. Raise if the first tracing did not know it."""
         cell = self._cells.get(id(owner))
-        return self._parent.cell(owner) if cell is None and self._parent is not None else cell
+        if cell is None and self._parent is not None:
+            return self._parent.cell(owner)
+        if cell is None:
+            raise ValueError(
+                "The function uses an infeed, an outfeed or an iterator that it creates again each time it is traced. "
+                "Create it outside the function, in the scope of the strategy."
+            )
+        return cell
 
     def set_cell(self, owner: object, cell: Tree) -> None:
         """Replace the cell of `owner`."""
