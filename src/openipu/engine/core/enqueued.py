@@ -35,6 +35,15 @@ IN_STAGES = (
     "only the gradients and weights of its own stages. Enqueue in the `call` of a layer, or train without stages."
 )
 
+IN_SHARES = (
+    "An optimizer enqueues into an outfeed queue, but its state is divided over replicas: each has only its share of "
+    "the gradients. Enqueue in the `call` of a layer, or use `replicated_optimizer_state_sharding=False`."
+)
+
+
+class OutfeedRefusedError(NotImplementedError):
+    """Something enqueues where that is not possible."""
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
@@ -107,7 +116,8 @@ class _Refused:
     message: str
 
     def add(self, outfeed: Any, element: Tree) -> None:
-        raise NotImplementedError(self.message)
+        del outfeed, element
+        raise OutfeedRefusedError(self.message)
 
 
 _place: contextvars.ContextVar[_Place | None] = contextvars.ContextVar("elements_go_to", default=None)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from openipu.engine.keras_compat.api import decays
 from openipu.engine.types import Array
 
+import jax
 import jax.numpy as jnp
 import keras
 
+from .enqueued import OutfeedRefusedError, refused
+from .optimizer_chain import update
 from .wrapped_optimizer import chain
+
+log = logging.getLogger("openipu")
 
 
 def make_twin(optimizer: keras.optimizers.Optimizer, problem: str, otherwise: str = "") -> keras.optimizers.Optimizer:
@@ -26,6 +32,27 @@ def make_twin(optimizer: keras.optimizers.Optimizer, problem: str, otherwise: st
             f"{problem}: it cannot be copied by means of its configuration ({error}). Give it, or its learning-rate "
             f"schedule, a complete `get_config`{otherwise}."
         ) from error
+
+
+def check_no_outfeeds(optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable], message: str) -> None:
+    """Raise an error with this message if a built optimizer enqueues into outfeeds, because its twins would not.
+
+    Only classes of users do so.
+    """
+    if all(type(link).__module__.split(".")[0] in ("keras", "openipu") for link in chain(optimizer)):
+        return
+
+    def run(state: list[Array], gradients: list[Array], values: list[Array]) -> None:
+        with refused(message):
+            update(optimizer, state, gradients, values)
+
+    own, given = ([jax.ShapeDtypeStruct(v.shape, v.dtype) for v in part] for part in (optimizer.variables, weights))
+    try:
+        jax.eval_shape(run, own, given, given)
+    except OutfeedRefusedError:
+        raise
+    except Exception as error:  # the program itself is traced with more around it, and will say what is wrong
+        log.debug("%s: not checked for outfeeds: %r", optimizer.name, error)
 
 
 def stand_in(weight: keras.Variable, shape: Sequence[int], prefix: str = "") -> keras.Variable:
