@@ -285,22 +285,53 @@ def test_stages_with_asynchronous_callbacks() -> None:
     np.testing.assert_array_equal([*reader.seen, *seen[0].dequeue()["x"]], [*batches(64, 1)] * 2)
 
 
-def test_optimizers_that_see_only_a_part_are_refused() -> None:
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_optimizer_of_a_pipeline(replicas: int) -> None:
+    """It enqueues all gradients of each update, as it does without stages."""
+    [of_stages], [of_one] = queues(1, True, 2 * replicas), queues(1, True, replicas)
+
+    def trained(make: Any, queue: Any) -> keras.Model:
+        optimizer = Watched(0.1)
+        optimizer.queue = queue
+        model = make(optimizer)
+        fit(model, 64 * replicas + 8 * replicas, epochs=1)
+        return model
+
+    in_stages = trained(lambda optimizer: staged([None, None], replicas, optimizer), of_stages)
+    plain = trained(lambda optimizer: staged([None, None], replicas, optimizer), None)
+    for watched, other in zip(in_stages.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(watched, other)
+
+    def together(optimizer: Any) -> keras.Model:
+        keras.utils.set_random_seed(5)
+        with strategy(replicas).scope():
+            model = keras.Sequential([keras.Input((3,)), layers.Dense(5, "tanh"), layers.Dense(2)])
+            model.compile(optimizer, "mse", steps_per_execution=4)
+            model.set_gradient_accumulation_options(4)
+        return model
+
+    trained(together, of_one)
+    found, expected = of_stages.dequeue(), of_one.dequeue()
+    assert len(found) == 4
+    assert len(found[0]) == 5, "four whole updates and the rest"
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_optimizers_and_gradient_functions_that_see_only_a_part_are_refused() -> None:
     none, [queue] = [None, None], queues(1, True, 2)
 
     def enqueue(gradient: Any, _weight: Any) -> Any:
         queue.enqueue(gradient)
         return gradient
 
-    with pytest.raises(NotImplementedError, match="the model is pipelined"):
+    with pytest.raises(RuntimeError, match="gradient function enqueues into an outfeed queue, but the model is"):
         fit(staged(none, 1, MapGradientOptimizer("sgd", enqueue)), 64)
-    first, second = Watched(0.1), Watched(0.1)
-    first.queue = second.queue = queue
-    with pytest.raises(NotImplementedError, match="the model is pipelined"):
-        fit(staged(none, 1, first), 64)
-    model = made(none, 2, optimizer=second)
+    optimizer = Watched(0.1)
+    optimizer.queue = queue
+    model = made(none, 2, optimizer=optimizer)
     model.set_gradient_accumulation_options(1, replicated_optimizer_state_sharding=True)
-    with pytest.raises(NotImplementedError, match="its state is divided over replicas"):
+    with pytest.raises(RuntimeError, match="its state is divided over replicas"):
         fit(model, 32)
 
 

@@ -31,8 +31,8 @@ TWICE = (
     "queues."
 )
 IN_STAGES = (
-    "A gradient function or an optimizer enqueues into an outfeed queue, but the model is pipelined: each device has "
-    "only the gradients and weights of its own stages. Enqueue in the `call` of a layer, or train without stages."
+    "A gradient function enqueues into an outfeed queue, but the model is pipelined: each device has only the "
+    "gradients of its own stages. Enqueue in the `call` of a layer or in the optimizer, or train without stages."
 )
 
 IN_SHARES = (
@@ -41,7 +41,7 @@ IN_SHARES = (
 )
 
 
-class OutfeedRefusedError(NotImplementedError):
+class OutfeedError(RuntimeError):
     """Something enqueues where that is not possible."""
 
 
@@ -93,7 +93,7 @@ class _Collected:
 
     def add(self, outfeed: Any, element: Tree) -> None:
         if self._where != traced_program():
-            raise RuntimeError(
+            raise OutfeedError(
                 "An outfeed is used inside one of JAX's own loops, conditionals or gradients, or in a layer that is "
                 "recomputed, where the element would be lost. Return the value from there, and enqueue it outside."
             )
@@ -117,7 +117,7 @@ class _Refused:
 
     def add(self, outfeed: Any, element: Tree) -> None:
         del outfeed, element
-        raise OutfeedRefusedError(self.message)
+        raise OutfeedError(self.message)
 
 
 _place: contextvars.ContextVar[_Place | None] = contextvars.ContextVar("elements_go_to", default=None)

@@ -18,9 +18,8 @@ import keras
 import numpy as np
 from jax import lax
 
-from .enqueued import IN_SHARES
 from .optimizer_chain import unwrapped
-from .optimizer_twin import build_twin, check_no_outfeeds, constrained, make_twin, stand_in
+from .optimizer_twin import build_twin, constrained, make_twin, stand_in
 
 Shape = tuple[int, ...]
 
@@ -108,7 +107,6 @@ def make_shards(
     optimizer: keras.optimizers.Optimizer, weights: list[keras.Variable], replicas: Replicas
 ) -> tuple[Shards, keras.optimizers.Optimizer]:
     """How the state of a built `optimizer` is divided, and a twin of it that updates the shares."""
-    check_no_outfeeds(optimizer, weights, IN_SHARES)
     optimizer = unwrapped(optimizer)
     check_elementwise(optimizer)
     shapes = tuple(tuple(w.shape) for w in weights)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 from openipu.engine.keras_compat.api import decays
 from openipu.engine.types import Array
@@ -13,11 +13,21 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from .enqueued import OutfeedRefusedError, refused
+from .enqueued import Enqueued, collecting
 from .optimizer_chain import update
 from .wrapped_optimizer import chain
 
-log = logging.getLogger("openipu")
+
+class HasShape(Protocol):
+    """A variable, an array, or the description of one."""
+
+    @property
+    def shape(self) -> Any:
+        """Its shape."""
+
+    @property
+    def dtype(self) -> Any:
+        """The type of its elements."""
 
 
 def make_twin(optimizer: keras.optimizers.Optimizer, problem: str, otherwise: str = "") -> keras.optimizers.Optimizer:
@@ -34,25 +44,22 @@ def make_twin(optimizer: keras.optimizers.Optimizer, problem: str, otherwise: st
         ) from error
 
 
-def check_no_outfeeds(optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable], message: str) -> None:
-    """Raise an error with this message if a built optimizer enqueues into outfeeds, because its twins would not.
+def may_enqueue(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether an optimizer could enqueue into outfeeds: only classes of users do."""
+    return any(type(link).__module__.split(".")[0] not in ("keras", "openipu") for link in chain(optimizer))
 
-    Only classes of users do so.
-    """
-    if all(type(link).__module__.split(".")[0] in ("keras", "openipu") for link in chain(optimizer)):
-        return
 
-    def run(state: list[Array], gradients: list[Array], values: list[Array]) -> None:
-        with refused(message):
-            update(optimizer, state, gradients, values)
+def enqueued_by(optimizer: keras.optimizers.Optimizer, weights: Sequence[HasShape]) -> Enqueued:
+    """The shapes of what a built optimizer enqueues when it updates these weights. Its twins may not do so."""
 
+    def run(state: list[Array], gradients: list[Array], values: list[Array]) -> Enqueued:
+        return collecting(update)(optimizer, state, gradients, values)[1]
+
+    if not may_enqueue(optimizer):
+        return Enqueued()
     own, given = ([jax.ShapeDtypeStruct(v.shape, v.dtype) for v in part] for part in (optimizer.variables, weights))
-    try:
-        jax.eval_shape(run, own, given, given)
-    except OutfeedRefusedError:
-        raise
-    except Exception as error:  # the program itself is traced with more around it, and will say what is wrong
-        log.debug("%s: not checked for outfeeds: %r", optimizer.name, error)
+    shapes: Enqueued = jax.eval_shape(run, own, given, given)
+    return shapes
 
 
 def stand_in(weight: keras.Variable, shape: Sequence[int], prefix: str = "") -> keras.Variable:

@@ -14,10 +14,11 @@ import keras
 
 from . import offload
 from .accumulation import Accumulation
-from .enqueued import Enqueued, collected, enqueue_again
+from .enqueued import IN_SHARES, Enqueued, OutfeedError, collected, enqueue_again
 from .optimizer_chain import map_gradients
 from .optimizer_chain import update as apply_update
 from .optimizer_sharding import make_shards
+from .optimizer_twin import enqueued_by
 from .options import Options
 from .state import Batch, State
 from .state_layout import ReplicaLayout
@@ -73,6 +74,8 @@ class Trainer:
         shards = self.layout.shards
         assert shards is not None
         assert self.twin is not None
+        if enqueued_by(self.optimizer, state.trainable).outfeeds:
+            raise OutfeedError(IN_SHARES)
         if self.averaged:
             gradients = [g / shards.replicas.count for g in gradients]
         own = shards.scatter(gradients), shards.mine(state.trainable)

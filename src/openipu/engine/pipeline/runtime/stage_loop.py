@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.enqueued import Enqueued
@@ -28,7 +29,7 @@ from jax.sharding import PartitionSpec as P
 
 from .stage_function import StageContext, StageFunction, specs_of
 from .stage_layout import StageLayout
-from .staged_execution import StagedExecution, updated
+from .staged_execution import StagedExecution, updated, watched
 from .ticks import Pipeline, make_pipeline
 
 
@@ -117,8 +118,11 @@ class StageLoop(Loop):
         if self._outcome.check is not None and not self.programs and not outfeeds:
             self._outcome.check(zeros(self._spread.whole(state)), zeros(batch))
         full, result = self._pipeline(table, state, batch)
-        enqueued = Enqueued.joined(stage.enqueued for stage in full.stages)
-        Outfeeds(outfeeds, self._place.replicas).foresee(enqueued.specs())
+        enqueued = [stage.enqueued for stage in full.stages]
+        if self._spread.update is not None:
+            total = self._spread.weights.packing.zeros(dtype=self._accumulation.dtype)
+            enqueued.append(jax.eval_shape(partial(watched, self._spread), state, total))
+        Outfeeds(outfeeds, self._place.replicas).foresee(Enqueued.joined(enqueued).specs())
         small, small_result = None, None
         if tail is not None:
             count = self._place.replicas.count

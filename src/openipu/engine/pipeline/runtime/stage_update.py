@@ -14,10 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from openipu.engine.core.enqueued import IN_STAGES
 from openipu.engine.core.optimizer_chain import unwrapped
 from openipu.engine.core.optimizer_sharding import check_elementwise, share_of
-from openipu.engine.core.optimizer_twin import build_twin, check_no_outfeeds, make_twin, stand_in
+from openipu.engine.core.optimizer_twin import build_twin, make_twin, stand_in
 from openipu.engine.core.wrapped_optimizer import by_engine, chain, loss_scale
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
 from openipu.engine.keras_compat.api import drop_values
@@ -218,7 +217,6 @@ def make_update(
 
     If `kind` is `ShardedUpdate`, each replica has its share of the optimizer's state.
     """
-    check_no_outfeeds(optimizer, variables, IN_STAGES)
     shapes = [tuple(v.shape) for v in variables]
     if kind is not None:
         check_elementwise(unwrapped(optimizer))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from openipu.engine.core.accumulation import Accumulation
-from openipu.engine.core.enqueued import IN_STAGES, Enqueued, refused
+from openipu.engine.core.enqueued import Enqueued, ignored
 from openipu.engine.core.state import Outcome, Spot, State
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
 from openipu.engine.host_io.step_logs import StepLogs
@@ -26,10 +26,11 @@ from jax import lax
 
 from .packing import Buffers
 from .stage_layout import StageLayout
-from .stage_update import from_device
+from .stage_update import UpdateState, from_device
 from .tick_state import Boxes, Flow, TickState
 from .ticks import Pipeline
 from .variable_store import listed, numbered
+from .watched_update import enqueued_in
 
 Running = tuple[State, Kept, Boxes | None]
 """What goes from one update to the next."""
@@ -128,7 +129,14 @@ class _Updates:
                 carry = carry._replace(state=self._tail_seeds(carry.state))
             carry, _ = tail.run(weights, optimizer, carry, self._tail_flow(whole), tail.boxes())
         state = state._replace(non_trainable=listed(carry.state), metrics=carry.metrics)
-        return (updated(spread, state, carry.total) if training else state), carry.kept, boxes
+        if not training:
+            return state, carry.kept, boxes
+        kept = carry.kept
+        if self.of.outfeeds:
+            first = lax.axis_index(STAGE_AXIS) == 0
+            cells = self.collector.outfeeds.put(kept.cells, watched(spread, state, carry.total), first)
+            kept = kept._replace(cells=cells)
+        return updated(spread, state, carry.total), kept, boxes
 
     def _flow(self, number: Array, whole: Array) -> Flow:
         """The full micro-batches of an update; `whole` says whether the update is complete."""
@@ -189,11 +197,17 @@ class _Updates:
         return jnp.where(whole, _full_scale(self.of.full.accumulation), self.remainder.share(rows))
 
 
+def watched(spread: StageLayout, state: State, total: Buffers) -> Enqueued:
+    """What the optimizer enqueues in an update with these gradients."""
+    assert spread.update is not None
+    return enqueued_in(spread.update, UpdateState(numbered(state.trainable), *spread.slots(state)), total)
+
+
 def updated(spread: StageLayout, state: State, total: Buffers) -> State:
     """The state after an update with these gradients."""
     assert spread.update is not None
     slots, common = spread.slots(state)
-    with refused(IN_STAGES):
+    with ignored():  # what the optimizer enqueues is in `watched`
         weights, slots, common = spread.update.apply(numbered(state.trainable), slots, common, total)
     return spread.with_optimizer(state._replace(trainable=listed(weights)), slots, common)
 
