@@ -397,6 +397,28 @@ def test_outside_of_programs(queue: Any) -> None:
         layer(np.ones((2, 3), "float32"))
 
 
+def test_waiting_for_the_end_in_a_callback(queue: Any) -> None:
+    model = one(Peek(queue))
+    model.set_asynchronous_callbacks(True)
+
+    class Wait(keras.callbacks.Callback):
+        def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+            queue.dequeue(wait_for_completion=True)
+
+    with pytest.raises(RuntimeError, match="was called in a callback while the execution runs"):
+        fit(model, 16, callbacks=[Wait()])
+
+
+def test_validation_data_is_left_out_on_request(queue: Any) -> None:
+    class Training(Peek):
+        def call(self, x: Any, training: bool = False) -> Any:
+            return super().call(x) if training else x
+
+    model = one(Training(queue))
+    fit(model, 16, validation_data=data(4), epochs=1)
+    np.testing.assert_array_equal(queue.dequeue(), batches(16, 1))
+
+
 def test_other_shapes_than_those_that_wait(queue: Any) -> None:
     model = one(Peek(queue))
     x, y = data(8)

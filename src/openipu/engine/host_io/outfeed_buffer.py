@@ -266,6 +266,11 @@ class HostBuffer:
     def wait_for_programs(self) -> None:
         """Wait until no program runs. Meanwhile all elements are kept, because the waiting thread cannot read them."""
         with self._changed:
+            if self._running and self._launcher is threading.current_thread():
+                raise RuntimeError(
+                    "`dequeue(wait_for_completion=True)` was called in a callback while the execution runs, which does "
+                    "not end before the callback does. Leave `wait_for_completion` out, or call it after `fit`."
+                )
             while self._running:
                 self._reader = None
                 self._changed.notify_all()

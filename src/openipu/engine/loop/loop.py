@@ -118,6 +118,9 @@ class Loop(abc.ABC):
                 results.append(Result(value, int(count), job.tail is not None))
             if outfeeds:  # when the launch returns, all elements can be read, as after `strategy.run`
                 jax.block_until_ready(state)
+        for outfeed in outfeeds:
+            if outfeed.interrupt is not None:
+                log.error("An outfeed queue has lost elements: %r", outfeed.interrupt)
         return results, state
 
     def execute_one(self, state: State, batch: Tree) -> tuple[Result, State]:
