@@ -156,6 +156,19 @@ def collecting(function: Callable[P, R]) -> Callable[P, tuple[R, Enqueued]]:
     return run
 
 
+def carried(transform: Callable[[Callable[P, Any]], Callable[P, Any]], function: Callable[P, R]) -> Callable[P, R]:
+    """`transform(function)`, which is one of JAX's. What the function enqueues is enqueued outside."""
+    transformed = transform(collecting(function))
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        result, enqueued = transformed(*args, **kwargs)
+        enqueue_again(enqueued)
+        found: R = result
+        return found
+
+    return run
+
+
 def ignored() -> contextlib.AbstractContextManager[None]:
     """Until the block ends, enqueuing has no effect: something is traced only to look at it."""
     return _going_to(_Ignored())
