@@ -358,6 +358,26 @@ def test_the_same_queue_in_two_layers(queue: Any) -> None:
         fit(staged([queue, queue], 1), 64)
 
 
+def test_the_same_queue_in_a_layer_and_the_optimizer(queue: Any) -> None:
+    def make(optimizer: Any, stages: bool) -> keras.Model:
+        optimizer.queue = queue
+        return staged([queue, None], 1, optimizer) if stages else made([queue, None], optimizer=optimizer)
+
+    for stages in (False, True):
+        with pytest.raises(ValueError, match="into the same outfeed queue twice"):
+            fit(make(Watched(0.1), stages), 64)
+
+
+def test_operations_are_counted_without_outfeeds(queue: Any) -> None:
+    other = queues(1)[0]
+    for model in (made([queue, other]), staged([queue, other], 1)):
+        fit(model, 64, epochs=1)
+        for outfeed in (queue, other):
+            outfeed.dequeue()
+        for program in model.train_function.loop.programs.values():
+            assert program.operations() > 0
+
+
 def test_inside_a_loop_of_jax(queue: Any) -> None:
     class Scan(layers.Layer):
         def call(self, x: Any) -> Any:

@@ -16,6 +16,7 @@ import contextlib
 import contextvars
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from openipu.engine.types import Tree
@@ -34,7 +35,6 @@ IN_STAGES = (
     "A gradient function enqueues into an outfeed queue, but the model is pipelined: each device has only the "
     "gradients of its own stages. Enqueue in the `call` of a layer or in the optimizer, or train without stages."
 )
-
 IN_SHARES = (
     "An optimizer enqueues into an outfeed queue, but its state is divided over replicas: each has only its share of "
     "the gradients. Enqueue in the `call` of a layer, or use `replicated_optimizer_state_sharding=False`."
@@ -148,6 +148,7 @@ def collected() -> Iterator[Callable[[], Enqueued]]:
 def collecting(function: Callable[P, R]) -> Callable[P, tuple[R, Enqueued]]:
     """The function, which now also returns what it enqueues."""
 
+    @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> tuple[R, Enqueued]:
         with collected() as enqueued:
             result = function(*args, **kwargs)

@@ -219,7 +219,9 @@ class Execution:
         if self.step.update is None:
             return carry.state, carry.kept
         new, enqueued = collecting(self.step.update)(carry.state, carry.total)
-        self.collector.outfeeds.foresee(enqueued.specs())
+        if enqueued.outfeeds:
+            both = Enqueued.joined([self._shapes(row(self.body, 0))[1], enqueued])
+            self.collector.outfeeds.foresee(both.specs())
         return as_before(new, carry.state), self._put(carry.kept, enqueued)
 
     def _in_whole(self, position: Number) -> Add:
