@@ -5,6 +5,7 @@ from __future__ import annotations
 from .mutant import Mutant, mutant
 
 PAIRS = "engine/pipeline/test_feature_pairs.py"
+IN_FIT = "engine/fit/test_outfeeds_in_fit.py"
 PIPELINE = "engine/pipeline/test_pipeline.py"
 SPLIT = "engine/pipeline/partition/test_split.py"
 BALANCE = "engine/pipeline/partition/test_balance.py"
@@ -290,4 +291,42 @@ ESTIMATORS = [
     ),
 ]
 
-MUTANTS: tuple[Mutant, ...] = (*RUNTIME, *PARTITION, *BUILD, *ESTIMATORS)
+OUTFEEDS = [
+    mutant(
+        "elements-of-incomplete-steps",
+        "engine/loop/execution.py",
+        "active, complete = remainder.is_active(i, me), i < remainder.left",
+        "active, complete = remainder.is_active(i, me), i >= 0",
+        f"{IN_FIT}::test_layers_in_fit",
+    ),
+    mutant(
+        "elements-of-a-tail-in-stages",
+        "engine/pipeline/runtime/staged_execution.py",
+        "m < jnp.where(whole, size, remainder.left))",
+        "m < jnp.where(whole, size, remainder.turns))",
+        f"{IN_FIT}::test_layers_in_stages",
+    ),
+    mutant(
+        "gradients-from-every-device",
+        "engine/pipeline/runtime/staged_execution.py",
+        "first = lax.axis_index(STAGE_AXIS) == 0",
+        "first = lax.axis_index(STAGE_AXIS) >= 0",
+        f"{IN_FIT}::test_the_optimizer_of_a_pipeline",
+    ),
+    mutant(
+        "gradients-of-one-replica",
+        "engine/pipeline/runtime/watched_update.py",
+        "update.replicas.reduced(_of_all(update.weights, total, tied=True), update.average)",
+        "_of_all(update.weights, total, tied=True)",
+        f"{IN_FIT}::test_the_optimizer_of_a_pipeline",
+    ),
+    mutant(
+        "layers-enqueue-while-they-are-built",
+        "ipu_outfeed_queue.py",
+        "        if in_symbolic_scope():\n            return Operation()\n",
+        "",
+        f"{IN_FIT}::test_the_latest_element",
+    ),
+]
+
+MUTANTS: tuple[Mutant, ...] = (*RUNTIME, *PARTITION, *BUILD, *ESTIMATORS, *OUTFEEDS)

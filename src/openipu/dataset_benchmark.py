@@ -20,6 +20,16 @@ import numpy as np
 __all__ = ["dataset_benchmark", "infeed_benchmark"]
 
 
+class Statistics(str):
+    """JSON text that can also be read like a tensor."""
+
+    __slots__ = ()
+
+    def numpy(self) -> bytes:
+        """The text as bytes, which `json.loads` takes, too."""
+        return self.encode()
+
+
 def dataset_benchmark(
     dataset: Data,
     number_of_epochs: int,
@@ -27,7 +37,7 @@ def dataset_benchmark(
     print_stats: bool = True,
     apply_debug_options: bool = True,
     do_memcpy: bool = True,
-) -> str:
+) -> Statistics:
     """Measure how fast a dataset delivers its elements, reading it the way an infeed queue does.
 
     Args:
@@ -57,7 +67,7 @@ def infeed_benchmark(
     elements_per_epochs: int,
     print_stats: bool = True,
     do_memcpy: bool = True,
-) -> str:
+) -> Statistics:
     """Measure how fast an infeed queue delivers its elements. Arguments and result are as in `dataset_benchmark`.
 
     The queue starts at its first element, and does so again when it is next used.
@@ -86,7 +96,7 @@ class _Plan:
             validate.flag(name, getattr(self, name))
 
 
-def _measure(elements: DatasetReader, plan: _Plan) -> str:
+def _measure(elements: DatasetReader, plan: _Plan) -> Statistics:
     elements.restart()
     use: Callable[[Any], Any] = (lambda e: jax.tree.map(np.copy, e)) if plan.do_memcpy else lambda e: e
     results = []
@@ -95,7 +105,7 @@ def _measure(elements: DatasetReader, plan: _Plan) -> str:
         if plan.print_stats:
             stats = ", ".join(f"{name} {value:.6g}" for name, value in results[-1].items())
             print(f"Epoch {number}/{plan.number_of_epochs}: {stats}", flush=True)  # noqa: T201 - asked for
-    return json.dumps({"epochs": results})
+    return Statistics(json.dumps({"epochs": results}))
 
 
 def _epoch(elements: DatasetReader, count: int, use: Callable[[Any], Any]) -> dict[str, float]:

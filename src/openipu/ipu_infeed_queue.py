@@ -176,9 +176,10 @@ def check_use(ordinal: int, kind: str) -> ProgramTrace:
         }
         raise RuntimeError(f"An {kind} was used in a stage of a pipeline, which is not possible. {remedy[kind]}")
     if trace is None:
+        model = " or in a layer of a model of the strategy, which `fit`, `evaluate` and `predict` run"
         raise RuntimeError(
             f"An {kind} was used outside of a device program. Use it in a function that you give to `strategy.run` or "
-            "`ipu.ipu_compiler.compile`."
+            f"`ipu.ipu_compiler.compile`{model if kind == 'outfeed' else ''}."
         )
     if trace.ordinal != ordinal:
         raise ValueError(

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from openipu import _validate as validate
+from openipu.engine.core import enqueued
 from openipu.engine.devices.current_system import feed_ordinal
-from openipu.engine.host_io.outfeed_buffer import HostBuffer, IPUOutfeedMode
+from openipu.engine.host_io.outfeed_buffer import HostBuffer, IPUOutfeedMode, filled
+from openipu.engine.keras_compat.api import in_symbolic_scope
+from openipu.engine.program.program_trace import in_stage
 from openipu.engine.program.user_program import Operation
 from openipu.engine.types import Tree
 from openipu.errors import FailedPreconditionError
@@ -16,6 +19,7 @@ from openipu.ipu_infeed_queue import check_use
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 
 __all__ = ["IPUOutfeedMode", "IPUOutfeedQueue", "IPUOutfeedQueueIterator", "ScopedIPUOutfeedQueue"]
@@ -55,32 +59,31 @@ class IPUOutfeedQueue:
         if validate.flag("optimise_latency", optimise_latency):
             validate.no_effect({"optimise_latency of outfeed queues": "elements reach the host within 0.05 seconds"})
         self._buffer = HostBuffer(validate.count("buffer_depth", buffer_depth), only_last=mode is IPUOutfeedMode.LAST)
-        self._spec: Any = None
-        self._replicas = 1
         self._maker = threading.get_ident()
 
     # --- in the program
 
     def enqueue(self, structure: Tree) -> Operation:
-        """Hand over a value: an array, or a tuple, list or dict of arrays. A program may do so once per queue."""
-        trace = check_use(self.device_ordinal, "outfeed")
+        """Hand over a value: an array, or a tuple, list or dict of arrays. A program may do so once per queue.
+
+        While Keras builds a model, this has no effect.
+        """
+        if in_symbolic_scope():
+            return Operation()
+        _check_not_symbolic(structure)
         value = jax.tree.map(lambda a: jax.lax.stop_gradient(jnp.asarray(a)), structure)
-        spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), value)
+        if not in_stage() and enqueued.enqueue(self._buffer, value):
+            return Operation()
+        trace = check_use(self.device_ordinal, "outfeed")
+        spec = enqueued.shapes_of(value)
         if not trace.discovering:
             waiting = self._buffer.outlet.put(trace.scope.cell(self._buffer), value, trace.replicas.index())
             trace.scope.set_cell(self._buffer, waiting)
-            self._describe(spec, len(trace.replicas.own))
+            if not self.enqueued:
+                self._buffer.describe(spec, len(trace.replicas.own))
             return Operation()
         if id(self._buffer) in trace.outfeeds:
-            raise ValueError(
-                "A program enqueues into the same outfeed queue twice. Enqueue all values at once, as a tuple or dict, "
-                "or use two queues."
-            )
-        if self._spec is not None and self._spec != spec:
-            raise ValueError(
-                f"An outfeed queue got {self._spec} before and gets {spec} now. Enqueue the same shapes everywhere, or "
-                "use two queues."
-            )
+            raise ValueError(enqueued.TWICE)
         trace.outfeeds[id(self._buffer)] = (self._buffer, spec)
         trace.scope.set_cell(self._buffer, ())
         return Operation()
@@ -89,21 +92,16 @@ class IPUOutfeedQueue:
         """Add the results of a program that has ended: arrays of (element, replica, ...)."""
         leaves = jax.tree.leaves(rows)
         count, replicas = leaves[0].shape[:2]
-        self._describe(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), rows), replicas)
-        self._buffer.begin(range(replicas))
-        for element in range(count):
-            for replica in range(replicas):
-                self._buffer.add(replica, [leaf[element, replica] for leaf in leaves])
-        self._buffer.end()
-
-    def _describe(self, spec: Tree, replicas: int) -> None:
-        # In this order: other threads read both as soon as `_spec` is set.
-        self._replicas, self._spec = replicas, spec
+        spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), rows)
+        with filled([(self._buffer, spec)], range(replicas)):
+            for element in range(count):
+                for replica in range(replicas):
+                    self._buffer.add(replica, [leaf[element, replica] for leaf in leaves])
 
     @property
     def enqueued(self) -> bool:
         """Whether any program enqueues here."""
-        return self._spec is not None
+        return self._buffer.spec is not None
 
     # --- on the host
 
@@ -151,13 +149,13 @@ class IPUOutfeedQueue:
 
     def _one(self, replicas: list[list[np.ndarray]]) -> Any:
         joined = replicas[0] if len(replicas) == 1 else [np.stack(parts) for parts in zip(*replicas, strict=True)]
-        return jax.tree.unflatten(jax.tree.structure(self._spec), joined)
+        return jax.tree.unflatten(jax.tree.structure(self._buffer.spec), joined)
 
     def _all(self, elements: list[list[list[np.ndarray]]]) -> Any:
         if elements:
             return jax.tree.map(lambda *rows: np.stack(rows), *map(self._one, elements))
-        front = (0,) if self._replicas == 1 else (0, self._replicas)
-        return jax.tree.map(lambda a: np.zeros((*front, *a.shape), a.dtype), self._spec)
+        front = (0,) if self._buffer.replicas == 1 else (0, self._buffer.replicas)
+        return jax.tree.map(lambda a: np.zeros((*front, *a.shape), a.dtype), self._buffer.spec)
 
 
 class IPUOutfeedQueueIterator(Iterator[Any]):
@@ -175,3 +173,11 @@ class ScopedIPUOutfeedQueue(IPUOutfeedQueue):
 
     def __init__(self, outfeed_mode: IPUOutfeedMode | None = None, device_ordinal: int | None = None) -> None:
         super().__init__(outfeed_mode, device_ordinal)
+
+
+def _check_not_symbolic(structure: Tree) -> None:
+    if any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten(structure)):
+        raise TypeError(
+            "A symbolic tensor of Keras was enqueued, which has no value. Enqueue in the `call` of a layer, and put "
+            "that layer into the model."
+        )

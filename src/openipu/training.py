@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from openipu.engine.program.optimizer_calls import some_variables
 from openipu.engine.program.program_trace import current
 from openipu.engine.program.variable_scope import VariableScope
 
@@ -35,7 +36,7 @@ def value_and_gradients(
         variables: Keras variables.
         has_aux: Whether `loss_fn` returns more than the loss.
     """
-    variables = list(variables)
+    variables = some_variables(variables)
     trace = current()
     parent = None if trace is None else trace.scope
     owners: dict[str, list[Any]] = {}
@@ -78,7 +79,7 @@ def minimize(optimizer: keras.optimizers.Optimizer, loss_fn: Callable[[], Any], 
         loss = loss_fn()
         return optimizer.scale_loss(loss), loss
 
-    variables = list(variables)
+    variables = some_variables(variables)
     if not optimizer.built:
         optimizer.build(variables)
     (_, loss), slopes = value_and_gradients(scaled, variables, has_aux=True)

@@ -31,6 +31,11 @@ def test_dataset(capsys, do_memcpy):
     assert capsys.readouterr().out.count("Epoch") == 3
 
 
+def test_the_result_reads_like_a_tensor():
+    result = dataset_benchmark(data, 1, 5, print_stats=False)
+    assert json.loads(result.numpy()) == json.loads(result)
+
+
 def test_infeed_queue_begins_anew_afterwards(capsys):
     queue = ipu.ipu_infeed_queue.IPUInfeedQueue([np.float32(i) for i in range(6)])
     for _ in range(2):

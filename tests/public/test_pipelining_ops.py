@@ -94,3 +94,24 @@ def test_arguments_of_apply_gradients_have_no_effect(caplog: pytest.LogCaptureFi
 def test_switches_of_a_pipeline_are_true_or_false(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"`{name}` is .* Give True or False"):
         ipu.ops.pipelining_ops.pipeline([lambda x: x] * 2, 4, inputs=[1.0], **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"accumulate_outfeed_dtype": lambda _: "float32"}, ValueError, "which is no dtype. Give one for all outputs"),
+        ({"accumulate_outfeed_dtype": "flat32"}, ValueError, "is 'flat32', which is no dtype"),
+        ({"computational_stages": [abs, [abs, abs]]}, NotImplementedError, "one function here. Give a function that"),
+        ({"batch_serialization_iterations": 2}, NotImplementedError, "are not cut further here. Give 1"),
+    ],
+)
+def test_what_a_pipeline_cannot_do_is_refused_before_it_runs(
+    given: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    def stage(x: Any) -> Any:
+        pytest.fail(f"a stage was traced with {x}")
+
+    outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+    right = {"computational_stages": [stage, stage], "accumulate_outfeed": True, "outfeed_queue": outfeed}
+    with pytest.raises(error, match=words):
+        ipu.ops.pipelining_ops.pipeline(gradient_accumulation_count=4, inputs=[1.0], **right | given)

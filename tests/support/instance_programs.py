@@ -110,14 +110,38 @@ def live(shard: str, steps: int) -> dict[str, Any]:
 
     model = instances.make("plain", shard)
     model.set_asynchronous_callbacks(True)
+    x, y = own_data(shard, steps)
+    history = model.fit(x, y, instances.BATCH, epochs=2, shuffle=False, verbose=0, callbacks=[Hears()]).history
+    weights = {f"weight {i}": w for i, w in enumerate(model.get_weights())}
+    return {"heard": np.array(heard), "loss": np.array(history["loss"]), **weights}
+
+
+def own_data(shard: str, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """The samples of this instance: with "off", the batches that go to its own replicas."""
     x, y = instances.data(64)
     if shard == "off":
         x, y = (a.reshape(-1, instances.BATCH, *a.shape[1:]) for a in (x, y))
         mine = [number for number in range(len(x)) if is_own(number, ELEMENTS // steps)]
         x, y = (a[mine].reshape(-1, *a.shape[2:]) for a in (x, y))
-    history = model.fit(x, y, instances.BATCH, epochs=2, shuffle=False, verbose=0, callbacks=[Hears()]).history
-    weights = {f"weight {i}": w for i, w in enumerate(model.get_weights())}
-    return {"heard": np.array(heard), "loss": np.array(history["loss"]), **weights}
+    return x, y
+
+
+def watched(shard: str, steps: int) -> dict[str, Any]:
+    """A fit in which a layer enqueues its input."""
+    keras.utils.set_random_seed(3)
+    with instances.strategy(shard).scope():
+        outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+
+        class Peek(keras.layers.Layer):
+            def call(self, x: Any) -> Any:
+                outfeed.enqueue(x)
+                return x
+
+        x, y = own_data(shard, steps)
+        model = keras.Sequential([keras.Input(x.shape[1:]), Peek(), keras.layers.Dense(3, "softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=2)
+    model.fit(x, y, instances.BATCH, epochs=2, shuffle=False, verbose=0)
+    return {"x": outfeed.dequeue()}
 
 
 def short(shard: str, steps: int) -> dict[str, Any]:
@@ -132,7 +156,7 @@ def short(shard: str, steps: int) -> dict[str, Any]:
     return {}
 
 
-CASES = {"repeated": repeated, "fetched": fetched, "staged": staged, "live": live}
+CASES = {"repeated": repeated, "fetched": fetched, "staged": staged, "live": live, "watched": watched}
 
 
 def own_replicas(replicas: int) -> np.ndarray:

@@ -21,6 +21,7 @@ from openipu.ipu_infeed_queue import IPUInfeedQueue
 from openipu.ipu_outfeed_queue import IPUOutfeedMode, IPUOutfeedQueue
 
 import jax
+import keras
 import numpy as np
 from numpy.typing import DTypeLike
 
@@ -104,6 +105,7 @@ def pipeline(
     repeats = validate.count("repeat_count", repeat_count)
     outfeed_loss = validate.flag("outfeed_loss", outfeed_loss)
     accumulate_outfeed = validate.flag("accumulate_outfeed", accumulate_outfeed)
+    sum_dtype = _outfeed_dtype(accumulate_outfeed_dtype)
     results = _results(training, infeed_queue, outfeed_queue, outfeed_loss, outfeed_mask, accumulate_outfeed)
     ordinal = current_ordinal() or 0
     shown = (outfeed_loss, tuple(outfeed_mask or ()), outfeed_queue is None)
@@ -112,7 +114,7 @@ def pipeline(
     rows, own = _run(request, repeats * pipelining.updates.steps, inputs or (), infeed_queue)
     if outfeed_queue is not None:
         if accumulate_outfeed:
-            rows = jax.tree.map(lambda a: _summed(a, repeats, accumulate_outfeed_dtype), rows)
+            rows = jax.tree.map(lambda a: _summed(a, repeats, sum_dtype), rows)
         outfeed_queue.extend(jax.tree.map(lambda a: a[:, own], rows))
     return Operation()
 
@@ -143,6 +145,18 @@ def _element(element: tuple[Tree, ...]) -> tuple[Sequence[Any], Tree]:
 
 def _summed(rows: np.ndarray, repeats: int, dtype: DTypeLike | None) -> np.ndarray:
     return np.asarray(rows.reshape(repeats, -1, *rows.shape[1:]).sum(1, dtype=dtype))
+
+
+def _outfeed_dtype(value: object) -> str | None:
+    """The dtype in which outputs are added up. Results belong to no variable, so a function cannot choose it."""
+    if value is None:
+        return None
+    try:
+        return str(keras.backend.standardize_dtype(value))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"`accumulate_outfeed_dtype` is {value!r}, which is no dtype. Give one for all outputs, such as 'float32'."
+        ) from None
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------

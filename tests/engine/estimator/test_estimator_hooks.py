@@ -34,10 +34,12 @@ from estimators import (
     SYSTEMS,
     X,
     Y,
+    assert_same,
     cross_entropy,
     estimator,
     looped,
     model_fn,
+    network,
     once,
     replicated,
     run_config,
@@ -314,3 +316,19 @@ def test_resuming_with_another_split(tmp_path, caplog):
     [record] = caplog.records
     assert "128 examples in batches of 16. With batches of 24" in record.message
     assert "after 5 batches, so it sees 8 examples again" in record.message
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_outfeeds_in_a_model_fn(tmp_path, replicas):
+    outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+
+    def watched(features):
+        outfeed.enqueue(features)
+        return network(features)
+
+    trained = estimator(tmp_path / "a", replicas, params={"net": watched}).train(looped(), steps=8)
+    assert_same(trained, estimator(tmp_path / "b", replicas).train(looped(), steps=8))
+    found = outfeed.dequeue()
+    np.testing.assert_array_equal(found.reshape(-1, 16, X.shape[1]), X.reshape(6, 16, -1)[np.arange(8 * replicas) % 6])
+    trained.evaluate(looped(), steps=4)
+    assert len(outfeed.dequeue()) == 4

@@ -168,3 +168,14 @@ def test_state_that_is_used_from_beginning_to_end(tmp_path):
 
     with pytest.raises(ValueError, match="where the model can be cut is 0:"):
         sharded(tmp_path, 2, params={"net": net}).train(looped(8), steps=4)
+
+
+def test_outfeeds_are_refused(tmp_path):
+    outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+
+    def net(x):
+        outfeed.enqueue(x)
+        return keras.layers.Dense(3)(keras.layers.Dense(4)(x))
+
+    with pytest.raises(RuntimeError, match=r"`num_shards` cuts it into parts. Use `IPULoggingTensorHook`"):
+        sharded(tmp_path, 2, params={"net": net}).train(looped(8), steps=4)

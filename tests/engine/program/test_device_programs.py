@@ -362,6 +362,33 @@ def test_variables_made_in_the_function_are_refused(one):
         one.run(step, (np.ones((1, 2), "float32"),))
 
 
+def test_a_model_without_variables_is_refused(one):
+    with one.scope():
+        model, optimizer = keras.Sequential([keras.layers.Dense(3)]), keras.optimizers.SGD()
+
+    def loss(x):
+        return keras.ops.mean(model(x))
+
+    def minimize(x):
+        return ipu.training.minimize(optimizer, lambda: loss(x), model.trainable_variables)
+
+    def apply(x):
+        gradients = ipu.training.gradients(lambda: loss(x), model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    def nothing():
+        optimizer.apply([], model.trainable_variables)
+
+    x = np.ones((2, 4), "float32")
+    for function, args in ((minimize, (x,)), (apply, (x,)), (nothing, ())):
+        with pytest.raises(ValueError, match="has not been built has no `trainable_variables`"):
+            one.run(function, args)
+    model.build((None, 4))
+    before = model.get_weights()[0]
+    one.run(minimize, (x,))
+    assert (model.get_weights()[0] != before).any(), "it can be built and trained afterwards"
+
+
 def test_accumulating_optimizers_are_refused(one):
     weight = keras.Variable(1.0)
     optimizer = ipu.optimizers.GradientAccumulationOptimizerV2(keras.optimizers.SGD(), 4)

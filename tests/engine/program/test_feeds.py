@@ -313,3 +313,26 @@ def test_options_without_effect_are_named(caplog):
     IPUInfeedQueue([1], optimise_latency=True)
     IPUOutfeedQueue(optimise_latency=True)
     assert caplog.text.count("optimise_latency") == 2
+
+
+@pytest.mark.parametrize("kind", ["infeed", "while", "iterator", "outfeed"])
+def test_feeds_made_in_the_function_are_refused(kind):
+    def body(total, *element):
+        return total + sum(e.sum() for e in element) + 1
+
+    def program():
+        if kind == "iterator":
+            return next(IPUIterator(rows(4)))
+        if kind == "outfeed":
+            outfeed = IPUOutfeedQueue()
+            return ipu.loops.repeat(2, lambda i: (i + 1, outfeed.enqueue(i)), [0])
+        if kind == "while":
+            return ipu.loops.while_loop(lambda total: total < 3, body, [0.0], IPUInfeedQueue(rows(4)))
+        return ipu.loops.repeat(2, body, [0.0], IPUInfeedQueue(rows(4)))
+
+    with pytest.raises(ValueError, match=r"creates again each time it is traced\. Create it outside"):
+        strategy(1).run(program)
+
+
+def rows(count):
+    return [np.full(3, i, "float32") for i in range(count)]

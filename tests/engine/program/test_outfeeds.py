@@ -12,6 +12,7 @@ from openipu.engine.program.user_program import Operation
 from openipu.errors import FailedPreconditionError
 from openipu.ipu_outfeed_queue import IPUOutfeedMode, IPUOutfeedQueue, ScopedIPUOutfeedQueue
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -302,7 +303,7 @@ def test_errors_of_outfeed_queues():
 def test_only_the_latest_element_takes_memory() -> None:
     """A program may enqueue for days without anybody who dequeues."""
     buffer = outfeed_buffer.HostBuffer(4, only_last=True)
-    buffer.begin(2)
+    buffer.begin(range(2), jax.ShapeDtypeStruct((), np.int64))
     for number in range(3):
         for replica in range(2):
             buffer.add(replica, [np.array(10 * number + replica)])

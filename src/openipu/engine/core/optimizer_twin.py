@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 from openipu.engine.keras_compat.api import decays
 from openipu.engine.types import Array
 
+import jax
 import jax.numpy as jnp
 import keras
 
+from .enqueued import Enqueued, collecting
+from .optimizer_chain import update
 from .wrapped_optimizer import IpuOptimizer, chain
+
+
+class HasShape(Protocol):
+    """A variable, an array, or the description of one."""
+
+    @property
+    def shape(self) -> Any:
+        """Its shape."""
+
+    @property
+    def dtype(self) -> Any:
+        """The type of its elements."""
 
 
 def make_twin(optimizer: keras.optimizers.Optimizer, problem: str, otherwise: str = "") -> keras.optimizers.Optimizer:
@@ -33,6 +49,24 @@ def make_twin(optimizer: keras.optimizers.Optimizer, problem: str, otherwise: st
             f"{problem}: it cannot be copied by means of its configuration ({error}). Give it, or its learning-rate "
             f"schedule, a complete `get_config`{otherwise}."
         ) from error
+
+
+def may_enqueue(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether an optimizer could enqueue into outfeeds: only classes of users do."""
+    return any(type(link).__module__.split(".")[0] not in ("keras", "openipu") for link in chain(optimizer))
+
+
+def enqueued_by(optimizer: keras.optimizers.Optimizer, weights: Sequence[HasShape]) -> Enqueued:
+    """The shapes of what a built optimizer enqueues when it updates these weights. Its twins may not do so."""
+
+    def run(state: list[Array], gradients: list[Array], values: list[Array]) -> Enqueued:
+        return collecting(update)(optimizer, state, gradients, values)[1]
+
+    if not may_enqueue(optimizer):
+        return Enqueued()
+    own, given = ([jax.ShapeDtypeStruct(v.shape, v.dtype) for v in part] for part in (optimizer.variables, weights))
+    shapes: Enqueued = jax.eval_shape(run, own, given, given)
+    return shapes
 
 
 def stand_in(weight: keras.Variable, shape: Sequence[int], prefix: str = "") -> keras.Variable:

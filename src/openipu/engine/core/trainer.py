@@ -14,9 +14,11 @@ import keras
 
 from . import offload
 from .accumulation import Accumulation
+from .enqueued import IN_SHARES, Enqueued, OutfeedError, collected, enqueue_again
 from .optimizer_chain import map_gradients
 from .optimizer_chain import update as apply_update
 from .optimizer_sharding import make_shards
+from .optimizer_twin import enqueued_by
 from .options import Options
 from .recomputation import recomputed_in_parts
 from .state import Batch, State
@@ -24,8 +26,9 @@ from .state_layout import ReplicaLayout
 
 Forward = Callable[[State, Batch], tuple[Any, State, Any]]
 """Returns the (scaled) loss of a micro-batch (None without training), the state after it, and its results."""
-Loss = Callable[[list[Any]], tuple[Any, tuple[list[Any], list[Any], Any]]]
-"""The loss as a function of the weights. It also returns the non-trainable state, the metrics and the results."""
+Loss = Callable[[list[Any]], tuple[Any, tuple[list[Any], list[Any], Any, Enqueued]]]
+"""The loss as a function of the weights. It also returns the non-trainable state, the metrics, the results, and what
+was enqueued into outfeeds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +57,8 @@ class Trainer:
         if self.recompute:
             loss = recomputed_in_parts(loss, self.layout.replicas.platform)
         gradient = jax.grad(loss, has_aux=True)
-        gradients, (non_trainable, metrics, results) = gradient(state.trainable)
+        gradients, (non_trainable, metrics, results, enqueued) = gradient(state.trainable)
+        enqueue_again(enqueued)
         gradients = map_gradients(self.optimizer, gradients, state.trainable, seen.optimizer)
         return state._replace(non_trainable=non_trainable, metrics=metrics), gradients, results
 
@@ -73,6 +77,8 @@ class Trainer:
         shards = self.layout.shards
         assert shards is not None
         assert self.twin is not None
+        if enqueued_by(self.optimizer, state.trainable).outfeeds:
+            raise OutfeedError(IN_SHARES)
         if self.averaged:
             gradients = [g / shards.replicas.count for g in gradients]
         own = shards.scatter(gradients), shards.mine(state.trainable)
@@ -97,8 +103,9 @@ def make_trainer(
 def loss_of(forward: Forward, state: State, batch: Batch) -> Loss:
     """The loss of a micro-batch as a function of the weights."""
 
-    def loss(trainable: list[Any]) -> tuple[Any, tuple[list[Any], list[Any], Any]]:
-        value, new, results = forward(state._replace(trainable=trainable), batch)
-        return value, (new.non_trainable, new.metrics, results)
+    def loss(trainable: list[Any]) -> tuple[Any, tuple[list[Any], list[Any], Any, Enqueued]]:
+        with collected() as enqueued:
+            value, new, results = forward(state._replace(trainable=trainable), batch)
+        return value, (new.non_trainable, new.metrics, results, enqueued())
 
     return loss

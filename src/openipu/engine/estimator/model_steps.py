@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from openipu.engine.core.enqueued import carried
 from openipu.engine.core.options import Options
 from openipu.engine.core.replicated_step import on_replicas
 from openipu.engine.core.state import Outcome, State, Step
@@ -61,7 +62,7 @@ def make_program(model: WholeModel, place: Placement, options: Options, outbox: 
         step, metrics = infer_step(model, place)
     step = on_replicas(step, place)
     # The loop traces a step several times for one program, but a jitted function is traced only once per shape.
-    step = replace(step, micro=jax.jit(step.micro, inline=True))
+    step = replace(step, micro=carried(partial(jax.jit, inline=True), step.micro))
     loop, layout = make_replica_loop(f"{name}_{mode}", step, place, trainer)
     return ModelProgram(model, loop, layout, place, options, metrics, on_host(model))
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from openipu.engine.core.enqueued import ignored
 from openipu.engine.core.state import State
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.keras_compat.patches import tracing
@@ -256,7 +257,7 @@ def probed(
         found.append(model)
         return tensors
 
-    with tracing(), contextlib.nullcontext() if seed is None else keeping_random_state(seed):
+    with tracing(), ignored(), contextlib.nullcontext() if seed is None else keeping_random_state(seed):
         tensors = jax.eval_shape(replicas.program(shapes, (None,), None), batch)
     for made in found[-1].made:
         if made.kind == "optimizer" and made.shape == ():

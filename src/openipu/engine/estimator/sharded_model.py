@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from openipu import _validate as validate
+from openipu.engine.core.enqueued import refused
 from openipu.engine.core.options import Options
 from openipu.engine.core.pipelining import Pipelining
 from openipu.engine.core.replicated_step import one_of_several
@@ -38,6 +39,11 @@ from .outbox import Outbox
 from .specs import ENGINE_MODE
 
 log = logging.getLogger("openipu")
+
+_NO_OUTFEEDS = (
+    "model_fn enqueues into an outfeed queue, but `num_shards` cuts it into parts. Use `IPULoggingTensorHook`, or run "
+    "it on one device per replica."
+)
 
 
 def make_sharded_program(
@@ -98,12 +104,13 @@ def _whole(forward: Forward, place: Placement | None) -> WholeFunction:
 
     def whole(inputs: FunctionInputs) -> FunctionOutputs:
         state = State(inputs.weights, inputs.state, inputs.optimizer, inputs.metrics)
-        if place is None or place.replicas.count == 1:
-            loss, new, result = forward(state, inputs.batch)
-        else:
-            rows = rows_of(inputs.batch)
-            with one_of_several(place.replicas, place.batch_norm_group, lambda: rows, inputs.active):
+        with refused(_NO_OUTFEEDS):
+            if place is None or place.replicas.count == 1:
                 loss, new, result = forward(state, inputs.batch)
+            else:
+                rows = rows_of(inputs.batch)
+                with one_of_several(place.replicas, place.batch_norm_group, lambda: rows, inputs.active):
+                    loss, new, result = forward(state, inputs.batch)
         return FunctionOutputs(loss, new.non_trainable, new.metrics, result)
 
     return whole

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from openipu.engine.core.enqueued import ignored
 from openipu.engine.core.model_state import variables_of
 from openipu.engine.core.state import Mode
 from openipu.engine.keras_compat import api as keras_api
@@ -121,7 +122,7 @@ def _trace_uses(model: keras.Model, batch: Tree) -> list[_Use]:
             model.compute_loss_and_updates(*state, x, y, sample_weight, training=False)
 
     try:
-        with tracing():
+        with tracing(), ignored():
             jax.eval_shape(traced, state, batch)
     except Exception as error:  # the program itself is traced with more around it, and will say what is wrong
         log.debug("%s: labels are not checked: %r", model.name, error)

@@ -16,12 +16,13 @@ n-th visits then bring elements of the same step. In a group of processes, each 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from openipu.engine.types import Array, Tree
@@ -146,14 +147,35 @@ class HostBuffer:
         self.outlet = DeviceBuffer(self._receive, depth, only_last=only_last)
         self.interrupt: BaseException | None = None
         """What was raised in the program's thread during a visit, such as a KeyboardInterrupt."""
+        self.replicas = 1
+        """The number of replicas whose elements come here."""
+        self.spec: Tree = None
+        """The shapes of one replica's element; None as long as no program enqueues here."""
 
     # --- the program's side
 
-    def begin(self, replicas: Sequence[int]) -> None:
-        """Call before a program runs on these replicas. Waits for a program that another thread is running."""
+    def describe(self, spec: Tree, replicas: int) -> None:
+        """Set the shapes of what programs enqueue from now on. Elements of other shapes must have been read."""
+        if self.spec is not None and (spec, replicas) != (self.spec, self.replicas):
+            if self._ready and not self._only_last:
+                raise ValueError(
+                    f"An outfeed queue has {len(self._ready)} elements of {self.spec} from {self.replicas} replica(s) "
+                    f"that were not read, and now gets {spec} from {replicas}. Call `dequeue` before. Enqueue the same "
+                    "shapes everywhere, or use two queues."
+                )
+            self._ready.clear()
+        # In this order: other threads read both as soon as `spec` is set.
+        self.replicas, self.spec = replicas, spec
+
+    def begin(self, replicas: Sequence[int], spec: Tree) -> None:
+        """Call before a program runs that enqueues elements of these shapes on these replicas.
+
+        Waits for a program that another thread is running.
+        """
         with self._changed:
             while self._running:
                 self._changed.wait()
+            self.describe(spec, len(replicas))
             self._coming = {replica: deque() for replica in replicas}
             self._pace = VisitRate(1 << 30 if self._only_last else self._depth)
             self._answers = {replica: deque() for replica in replicas}
@@ -244,6 +266,11 @@ class HostBuffer:
     def wait_for_programs(self) -> None:
         """Wait until no program runs. Meanwhile all elements are kept, because the waiting thread cannot read them."""
         with self._changed:
+            if self._running and self._launcher is threading.current_thread():
+                raise RuntimeError(
+                    "`dequeue(wait_for_completion=True)` was called in a callback while the execution runs, which does "
+                    "not end before the callback does. Leave `wait_for_completion` out, or call it after `fit`."
+                )
             while self._running:
                 self._reader = None
                 self._changed.notify_all()
@@ -254,3 +281,13 @@ class HostBuffer:
         with self._changed:
             self._ready.clear()
             self._changed.notify_all()
+
+
+@contextlib.contextmanager
+def filled(outfeeds: Iterable[tuple[HostBuffer, Tree]], replicas: Sequence[int]) -> Iterator[None]:
+    """Until the block ends, a program runs that enqueues elements of these shapes on these replicas."""
+    with contextlib.ExitStack() as running:
+        for outfeed, spec in outfeeds:
+            outfeed.begin(replicas, spec)
+            running.callback(outfeed.end)
+        yield

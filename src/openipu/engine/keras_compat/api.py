@@ -280,6 +280,11 @@ def in_stateless_scope() -> bool:
     return global_state.get_global_attribute("stateless_scope") is not None
 
 
+def in_symbolic_scope() -> bool:
+    """Whether Keras runs code only to find out shapes and to make variables."""
+    return global_state.get_global_attribute("symbolic_scope") is not None
+
+
 def name_scopes() -> list[Any]:
     """The objects (layers, optimizers, metrics, ...) whose variables are being made, outermost first."""
     return [scope.caller for scope in global_state.get_global_attribute("name_scope_stack") or ()]

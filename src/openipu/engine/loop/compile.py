@@ -6,8 +6,8 @@ import itertools
 import logging
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from openipu.engine.devices import group, program_cache
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.systems import spare_threads
+from openipu.engine.host_io.outfeed_buffer import HostBuffer
 from openipu.engine.interrupts import SHORT, in_thread, let_through, uninterrupted
 from openipu.engine.keras_compat.patches import tracing
+from openipu.engine.types import Tree
 
 import jax
 
@@ -42,6 +44,8 @@ class CompiledProgram:
     """Whether it came from the cache of compiled programs."""
     operations: Callable[[], float] | None = None
     """Counts the operations of one step on one device: a micro-batch, and its share of an update."""
+    outfeeds: Mapping[HostBuffer, Tree] = field(default_factory=dict)
+    """The outfeeds that it fills, and the shapes of their elements."""
 
 
 def compile_program(

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from openipu.engine.convolution import rewrite
 from openipu.engine.core.accumulation import Accumulation
+from openipu.engine.core.enqueued import Enqueued, collecting
 from openipu.engine.core.state import Outcome, Spot, State, Step
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.host_io.step_logs import StepLogs
@@ -25,6 +27,7 @@ from jax import lax
 
 from .arrays import as_before, fetch, length, row, rows_of
 from .loop_shape import repeat
+from .outfeeds import Outfeeds, Specs
 from .remainder import Counts, Form, Number, Remainder
 from .replica_state import agree, counters, only_if, with_counters
 from .results import Collector, Kept
@@ -44,6 +47,8 @@ class Layout:
     accumulation: Accumulation
     live: StepLogs | None = None
     """Receives the logs of each step while the execution runs."""
+    outfeeds: Specs | None = None
+    """The outfeeds that the step fills."""
 
 
 class _Carry(NamedTuple):
@@ -62,8 +67,10 @@ def run_execution(
     remainder = Remainder.of(
         counts, accumulation.steps, replicas.count, strength, rows_of(row(body, 0)), rows_of(tail)
     )  # fmt: skip
-    collector = Collector(outcome, replicas, layout.live, counts.first, counts.batches(replicas.count))
-    execution = Execution(step, layout, resident, body, tail, begin, remainder, collector)
+    outfeeds = Outfeeds(layout.outfeeds, replicas)
+    collector = Collector(outcome, replicas, layout.live, counts.first, counts.batches(replicas.count), outfeeds)
+    micro = rewrite(collecting(step.micro), replicas.platform)
+    execution = Execution(step, micro, layout, resident, body, tail, begin, remainder, collector)
 
     running = begin, execution.room()
     if layout.form.updates != "none":
@@ -90,6 +97,8 @@ class Execution:
     """A program at work on one replica: what runs, and on which data."""
 
     step: Step
+    micro: Callable[..., tuple[tuple[State, list[Any], Any], Enqueued]]
+    """The step's `micro`, rewritten. It also returns what it enqueues."""
     layout: Layout
     resident: Tree
     body: Tree
@@ -153,8 +162,9 @@ class Execution:
 
         def turn(i: Number, pair: tuple[_Carry, list[Array]]) -> tuple[_Carry, list[Array]]:
             carry, _ = pair
-            active = remainder.is_active(i, me)
-            return self._micro(carry, first + i, row(self.body, first + i), add, active), counters(carry.state)
+            active, complete = remainder.is_active(i, me), i < remainder.left
+            batch = row(self.body, first + i)
+            return self._micro(carry, first + i, batch, add, active, complete=complete), counters(carry.state)
 
         after: tuple[_Carry, list[Array]] = lax.fori_loop(0, remainder.turns, turn, (carry, before))
         return after
@@ -164,7 +174,8 @@ class Execution:
         remainder, me = self.remainder, self.replicas.index()
         active = remainder.takes_tail(me) | (self.step.outcome.collect == "all")
         spot = Spot(self._joins_tail(remainder.extra) * remainder.rows, remainder.replicas * remainder.rows)
-        return self._micro(carry, None, self.tail, self._in_last(remainder.tail_rows), active, spot)
+        alone = self.replicas.count == 1
+        return self._micro(carry, None, self.tail, self._in_last(remainder.tail_rows), active, spot, complete=alone)
 
     def _joins_tail(self, extra: Number) -> Number:
         """The number of replicas in the step of the tail, before the one that has it."""
@@ -178,18 +189,28 @@ class Execution:
         add: Add,
         active: Number | None = None,
         spot: Spot | None = None,
+        complete: Number = True,
     ) -> _Carry:
-        """Run one micro-batch, or the tail if `index` is None. What an inactive replica computes is thrown away."""
+        """Run one micro-batch, or the tail if `index` is None. What an inactive replica computes is thrown away.
+
+        `complete` says whether every replica has a micro-batch.
+        """
         mask = active if self.replicas.count > 1 else None
         where = () if mask is None else (mask, spot)
-        new, gradients, result = self.step.micro(carry.state, fetch(self.resident, batch), *where)
+        (new, gradients, result), enqueued = self.micro(carry.state, fetch(self.resident, batch), *where)
         new = as_before(new, carry.state)
         total = add(carry.total, gradients) if self.step.update else ()
         if mask is not None:
             new = only_if(mask, self.replicas, new, carry.state, self.step.applies)
             total = jax.tree.map(lambda a, b: jnp.where(mask, a, b), total, carry.total)
         kept = self.collector.add(carry.kept, index, result, True if mask is None else mask, new.metrics)
-        return _Carry(new, total, kept)
+        if enqueued.outfeeds:
+            whole = enqueued if index is not None else self._shapes(row(self.body, 0))[1]
+            self.collector.outfeeds.foresee(whole.specs())
+        return _Carry(new, total, self._put(kept, enqueued, complete))
+
+    def _put(self, kept: Kept, enqueued: Enqueued, complete: Number = True) -> Kept:
+        return kept._replace(cells=self.collector.outfeeds.put(kept.cells, enqueued, complete))
 
     def _start(self, state: State, kept: Kept) -> _Carry:
         return _Carry(state, self.accumulation.start(state.trainable) if self.step.update else (), kept)
@@ -197,7 +218,11 @@ class Execution:
     def _applied(self, carry: _Carry) -> Running:
         if self.step.update is None:
             return carry.state, carry.kept
-        return as_before(self.step.update(carry.state, carry.total), carry.state), carry.kept
+        new, enqueued = collecting(self.step.update)(carry.state, carry.total)
+        if enqueued.outfeeds:
+            both = Enqueued.joined([self._shapes(row(self.body, 0))[1], enqueued])
+            self.collector.outfeeds.foresee(both.specs())
+        return as_before(new, carry.state), self._put(carry.kept, enqueued)
 
     def _in_whole(self, position: Number) -> Add:
         """How gradients are added at `position` in a whole update."""
@@ -209,4 +234,14 @@ class Execution:
 
     def _result(self, batch: Tree) -> Tree:
         """The shapes of a micro-batch's results."""
-        return jax.eval_shape(lambda s, r, b: self.step.micro(s, fetch(r, b))[2], self.begin, self.resident, batch)
+        return self._shapes(batch)[0]
+
+    def _shapes(self, batch: Tree) -> tuple[Tree, Enqueued]:
+        """The shapes of a micro-batch's results, and of what it enqueues."""
+
+        def run(state: State, resident: Tree, batch: Tree) -> tuple[Tree, Enqueued]:
+            (_, _, result), enqueued = collecting(self.step.micro)(state, fetch(resident, batch))
+            return result, enqueued
+
+        shapes: tuple[Tree, Enqueued] = jax.eval_shape(run, self.begin, self.resident, batch)
+        return shapes

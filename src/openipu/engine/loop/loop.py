@@ -10,7 +10,7 @@ import abc
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from openipu.engine.core.accumulation import Accumulation
@@ -21,6 +21,7 @@ from openipu.engine.devices.launching import in_turn
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.transfer import local, read
+from openipu.engine.host_io.outfeed_buffer import filled
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.types import Array, Tree
 
@@ -28,6 +29,7 @@ import jax
 import numpy as np
 
 from .compile import CompiledProgram, Function, compile_program
+from .outfeeds import Specs, UnforeseenError, mention_incomplete
 from .remainder import Counts, Job
 
 log = logging.getLogger("openipu")
@@ -81,8 +83,11 @@ class Loop(abc.ABC):
         """What to launch, in order, to run the slab with these counts."""
 
     @abc.abstractmethod
-    def _execution(self, state: State, resident: Tree, body: Tree, job: Job) -> Function:
-        """The function to compile for all devices: (state, resident, body, counts, tail) -> (results, state)."""
+    def _execution(self, state: State, resident: Tree, body: Tree, job: Job, outfeeds: Specs) -> Function:
+        """The function to compile for all devices: (state, resident, body, counts, tail) -> (results, state).
+
+        Tracing it raises `UnforeseenError` if it fills other outfeeds than these.
+        """
 
     @abc.abstractmethod
     def _operations(self, state: State, resident: Tree, body: Tree) -> float:
@@ -97,17 +102,25 @@ class Loop(abc.ABC):
         fixed, replicas = shapes_of((state, resident, slab.body)), self._place.replicas
         jobs = self._jobs(Counts(0, *divmod(slab.count, replicas.count)), slab)
         # All programs first: the first launch uses up the state, which must not be lost if a second program fails.
-        calls = [
-            in_turn(self, replicas.devices, self._program(fixed, state, resident, slab.body, job).call) for job in jobs
-        ]
+        programs = [self._program(fixed, state, resident, slab.body, job) for job in jobs]
+        outfeeds = {outfeed: spec for program in programs for outfeed, spec in program.outfeeds.items()}
+        if outfeeds and any(job.counts.extra for job in jobs):
+            mention_incomplete()
         results = []
-        for call, job in zip(calls, jobs, strict=True):
-            args = (state, resident, slab.body, job.counts.pack(), job.tail)
-            value, state = call(*args) if launch is None else launch(call, args)
-            if self._outcome.collect != "all":
-                value = local(value)
-            count = job.counts._replace(first=0).batches(replicas.count)
-            results.append(Result(value, int(count), job.tail is not None))
+        with filled(outfeeds.items(), replicas.own):
+            for program, job in zip(programs, jobs, strict=True):
+                call = in_turn(self, replicas.devices, program.call)
+                args = (state, resident, slab.body, job.counts.pack(), job.tail)
+                value, state = call(*args) if launch is None else launch(call, args)
+                if self._outcome.collect != "all":
+                    value = local(value)
+                count = job.counts._replace(first=0).batches(replicas.count)
+                results.append(Result(value, int(count), job.tail is not None))
+            if outfeeds:  # when the launch returns, all elements can be read, as after `strategy.run`
+                jax.block_until_ready(state)
+        for outfeed in outfeeds:
+            if outfeed.interrupt is not None:
+                log.error("An outfeed queue has lost elements: %r", outfeed.interrupt)
         return results, state
 
     def execute_one(self, state: State, batch: Tree) -> tuple[Result, State]:
@@ -136,13 +149,23 @@ class Loop(abc.ABC):
     def _compile(self, state: State, resident: Tree, body: Tree, job: Job) -> CompiledProgram:
         log.debug("%s: compiling for slabs of %s, %s", self._name, shapes_of(body), job.form)
         specs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (state, resident, body))
-        return compile_program(
-            self._name,
-            self._place,
-            lambda: self._execution(state, resident, body, job),
-            (state, resident, body, job.counts.pack(), job.tail),
-            operations=functools.partial(self._operations, *specs),
-        )
+
+        def compiled(outfeeds: Specs) -> CompiledProgram:
+            program = compile_program(
+                self._name,
+                self._place,
+                lambda: self._execution(state, resident, body, job, outfeeds),
+                (state, resident, body, job.counts.pack(), job.tail),
+                operations=functools.partial(self._operations, *specs),
+            )
+            return replace(program, outfeeds=outfeeds)
+
+        outfeeds: Specs = {}
+        while True:
+            try:
+                return compiled(outfeeds)
+            except UnforeseenError as met:  # [Note: unforeseen outfeeds]
+                outfeeds = {**outfeeds, **met.specs}
 
 
 def _joined(array: np.ndarray) -> np.ndarray:

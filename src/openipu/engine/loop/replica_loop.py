@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from openipu.engine.convolution import rewrite
 from openipu.engine.core.accumulation import Accumulation
+from openipu.engine.core.enqueued import ignored
 from openipu.engine.core.operation_count import operations
 from openipu.engine.core.state import State, Step
 from openipu.engine.core.state_layout import ReplicaLayout
@@ -26,6 +25,7 @@ from .compile import Function
 from .execution import Layout, run_execution
 from .loop import Loop
 from .loop_shape import prefers_known_length
+from .outfeeds import Specs
 from .remainder import Counts, Form, Job
 
 
@@ -51,18 +51,17 @@ class ReplicaLoop(Loop):
         jobs = [Job(Form("all" if full else "any"), whole)] if whole.steps else []
         return [*jobs, *Job.of_rest(rest, slab.tail)]
 
-    def _execution(self, state: State, resident: Tree, body: Tree, job: Job) -> Function:
+    def _execution(self, state: State, resident: Tree, body: Tree, job: Job, outfeeds: Specs) -> Function:
         replicas, axes = self._place.replicas, self._spread.axes(state)
 
         def first(state: State, resident: Tree, body: Tree) -> None:
             assert self._outcome.check is not None
             self._outcome.check(self._spread.own_part(state), fetch(resident, row(row(body, 0), 0)))
 
-        if self._outcome.check is not None and not self.programs:
+        if self._outcome.check is not None and not self.programs and not outfeeds:
             jax.make_jaxpr(replicas.program(first, (axes, None, 1), None))(state, resident, body)
-        step = replace(self._step, micro=rewrite(self._step.micro, replicas.platform))
-        layout = Layout(job.form, replicas, self._accumulation, self._live)
-        run = functools.partial(_on_replica, step, layout, self._spread)
+        layout = Layout(job.form, replicas, self._accumulation, self._live, outfeeds)
+        run = functools.partial(_on_replica, self._step, layout, self._spread)
         outputs = (1, None) if self._outcome.collect == "all" else None
         return replicas.program(run, (axes, None, 1, None, None), (outputs, axes))
 
@@ -73,7 +72,9 @@ class ReplicaLoop(Loop):
         def traced(run: Callable[[State, Tree], Any]) -> float:
             def first(state: State, resident: Tree, body: Tree) -> Any:
                 batch = fetch(resident, row(own_column(body), 0))
-                return jax.tree.map(lambda a: jnp.asarray(a)[None], run(self._spread.own_part(state), batch))
+                with ignored():
+                    result = run(self._spread.own_part(state), batch)
+                return jax.tree.map(lambda a: jnp.asarray(a)[None], result)
 
             return operations(jax.make_jaxpr(replicas.program(first, (axes, None, 1), 0))(state, resident, body))
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .arrays import as_before, zeros
+from .outfeeds import Cells, Outfeeds
 from .remainder import Number
 
 
@@ -24,6 +25,8 @@ class Kept(NamedTuple):
     results: Tree
     told: Tree
     """Logs that wait for `live` to receive them."""
+    cells: Cells
+    """Elements that wait to leave through outfeeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class Collector:
     """The first step that the program runs."""
     batches: Number
     """The number of full batches up to its end, over all replicas."""
+    outfeeds: Outfeeds
 
     def start(self, metrics: list[Array], result: Tree, of_tail: Tree, rows: int) -> Kept:
         """Empty room for the results of `rows` steps, shaped like `result`, and of the tail, shaped like `of_tail`.
@@ -45,7 +49,8 @@ class Collector:
         `result` is None if there are no full batches, and `of_tail` is None if there is no tail.
         """
         one = of_tail if result is None else result
-        return Kept(_room(self.outcome, result, of_tail, rows), self._nothing_told(metrics, one))
+        room = _room(self.outcome, result, of_tail, rows)
+        return Kept(room, self._nothing_told(metrics, one), self.outfeeds.start())
 
     def add(self, kept: Kept, index: Number | None, result: Tree, active: Number, metrics: list[Array]) -> Kept:
         """Add the results of step `index`, or of the tail if it is None. `active` says if this replica had data."""
@@ -56,10 +61,11 @@ class Collector:
             logs = self._logs(metrics, result, active)
             told = self.live.outlet.put(told, (done, logs), self.replicas.index(), self.replicas.speaks())
         place = None if index is None else index - self.first
-        return Kept(_keep(self.outcome, kept.results, place, result, active), told)
+        return Kept(_keep(self.outcome, kept.results, place, result, active), told, kept.cells)
 
     def finish(self, kept: Kept) -> None:
-        """Hand over the logs that still wait."""
+        """Hand over the logs and elements that still wait."""
+        self.outfeeds.flush(kept.cells)
         if self.live is not None:
             self.live.outlet.flush(kept.told, self.replicas.index(), self.replicas.speaks())
 

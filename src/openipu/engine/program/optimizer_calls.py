@@ -50,9 +50,9 @@ def _apply(
             f"{optimizer.name!r} accumulates {plan.accumulation.steps} micro-batches per update, which only `fit` "
             "does, for models of a strategy. In a program of your own, add up gradients in a loop and apply their sum."
         )
-    if weights is not None and not optimizer.built:
-        optimizer.build(list(weights))
-    known = _known(optimizer) if weights is None else list(weights)
+    known = _known(optimizer) if weights is None else some_variables(weights)
+    if not optimizer.built:
+        optimizer.build(known)
     trace.optimizers[id(optimizer)] = optimizer
     gradients = map_gradients(optimizer, gradients, [v.value for v in known])
     replicas = trace.replicas
@@ -62,6 +62,17 @@ def _apply(
             apply_scaled(optimizer, gradients, known)
         else:
             original(gradients, known)
+
+
+def some_variables(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
+    """The variables, of which there must be at least one."""
+    found = list(variables)
+    if not found:
+        raise ValueError(
+            "There are no variables to train. A model that has not been built has no `trainable_variables` yet: give "
+            "it a `keras.Input`, call `model.build(shape)`, or call it on a batch, before the function runs."
+        )
+    return found
 
 
 def _known(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:

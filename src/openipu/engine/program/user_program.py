@@ -30,6 +30,7 @@ from openipu.engine.devices.memory import SLAB_SHARE, free_memory
 from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.running import running
+from openipu.engine.host_io.outfeed_buffer import filled
 from openipu.engine.interrupts import SHORT, interruptible, uninterrupted
 from openipu.engine.keras_compat.patches import tracing
 from openipu.engine.loop.compile import CompiledProgram, compile_program
@@ -215,10 +216,8 @@ class UserProgram:
         feeds = [feed for feed, _ in needs.outfeeds.values()]
         for feed in needs.fetched:
             feed.begin(self._place)
-        for feed in feeds:
-            feed.begin(replicas.own)
         try:
-            with interruptible() if needs.fetched else contextlib.nullcontext():
+            with filled(needs.outfeeds.values(), replicas.own), _letting_through(needs):
                 launch = in_turn(self if needs.state else None, replicas.devices, program.call)
                 result, state, taken, visits = launch(*values, slabs, self._sent(call.arrays))
                 if needs.visits_host:
@@ -229,9 +228,6 @@ class UserProgram:
                 if feed.error is not None:
                     raise feed.error from None
             raise
-        finally:
-            for feed in feeds:
-                feed.end()
         for variable, value in zip(needs.state, state, strict=True):
             self._give(variable, value)
         for feed, count in zip(needs.fetched, taken, strict=True):
@@ -292,6 +288,10 @@ class UserProgram:
             jax.tree.map(lambda spec, n=count: shape(n, spec), feed.elements.spec)
             for feed, count in needs.sent.values()
         ]
+
+
+def _letting_through(needs: Needs) -> contextlib.AbstractContextManager[None]:
+    return interruptible() if needs.fetched else contextlib.nullcontext()
 
 
 def check_same_arguments(what: str, arrays: Sequence[Array | np.ndarray]) -> None:

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from openipu.engine.core.enqueued import traced_program
 from openipu.engine.types import Array, Tree
 
 import keras
-from jax.extend.core import get_opaque_trace_state
 
 
 class VariableScope(keras.StatelessScope):
@@ -50,7 +50,7 @@ class VariableScope(keras.StatelessScope):
 
     def belongs_here(self) -> None:
         """Accept changes only from the program that JAX traces now. See [Note: JAX's own loops]."""
-        self._where = _where()
+        self._where = traced_program()
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         """The traced value. Keras calls this whenever a variable is read."""
@@ -70,9 +70,16 @@ class VariableScope(keras.StatelessScope):
         self.state_mapping[id(variable)] = value
 
     def cell(self, owner: object) -> Tree:
-        """The cell of `owner`."""
+        """The cell of `owner`. Raise if the first tracing did not know it."""
         cell = self._cells.get(id(owner))
-        return self._parent.cell(owner) if cell is None and self._parent is not None else cell
+        if cell is None and self._parent is not None:
+            return self._parent.cell(owner)
+        if cell is None:
+            raise ValueError(
+                "The function uses an infeed, an outfeed or an iterator that it creates again each time it is traced. "
+                "Create it outside the function, in the scope of the strategy."
+            )
+        return cell
 
     def set_cell(self, owner: object, cell: Tree) -> None:
         """Replace the cell of `owner`."""
@@ -81,7 +88,7 @@ class VariableScope(keras.StatelessScope):
         self._cells[id(owner)] = cell
 
     def _check(self, what: str) -> None:
-        if self._where != _where():
+        if self._where != traced_program():
             raise RuntimeError(
                 f"{what} inside one of JAX's own loops, conditionals or gradients, where the change would be lost. Use "
                 "`repeat`, `while_loop` and `cond` of `ipu.loops`, and `ipu.training.gradients`."
@@ -93,8 +100,3 @@ class VariableScope(keras.StatelessScope):
             self.add_update((variable, child.state_mapping[id(variable)]))
         for owner in child.touched.values():
             self.set_cell(owner, child.cell(owner))
-
-
-def _where() -> object:
-    """Identifies the program that JAX is tracing now."""
-    return get_opaque_trace_state(convention="flax")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from openipu.engine.core.enqueued import collected
 from openipu.engine.core.optimizer_chain import describe, map_gradients
 from openipu.engine.core.pipelining import Pipelining
 from openipu.engine.core.replicated_step import one_of_several
@@ -96,14 +98,21 @@ def gradient_map(
 
 
 def on_replica(place: Placement, run: Run, rows: Callable[[StageContext], int]) -> Run:
-    """`run` for one of the replicas of `place`; `rows` counts the samples of its micro-batch."""
-    if place.replicas.count == 1:
-        return run
+    """`run` for one of the replicas of `place`; `rows` counts the samples of its micro-batch.
+
+    It also returns what the stage enqueues.
+    """
 
     def on_one(weights: Arrays, boundary: Arrays, context: StageContext) -> tuple[Any, StageResults]:
+        with collected() as enqueued, as_one_of(context):
+            out, results = run(weights, boundary, context)
+        return out, results._replace(enqueued=enqueued())
+
+    def as_one_of(context: StageContext) -> AbstractContextManager[None]:
+        if place.replicas.count == 1:
+            return nullcontext()
         count = rows(context)
-        with one_of_several(place.replicas, place.batch_norm_group, lambda: count, context.active, context.spot):
-            return run(weights, boundary, context)
+        return one_of_several(place.replicas, place.batch_norm_group, lambda: count, context.active, context.spot)
 
     return on_one
 

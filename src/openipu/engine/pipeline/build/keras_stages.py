@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from openipu.engine.core.enqueued import ignored
 from openipu.engine.core.keras_steps import called_by, predict_micro, test_micro, train_loss
 from openipu.engine.core.model_state import variables_of
 from openipu.engine.core.state import Mode, State
@@ -86,7 +87,8 @@ class _KerasStage:
 
         def step(trainable: Arrays, non_trainable: Arrays) -> Any:
             state = whole._replace(trainable=trainable, non_trainable=non_trainable)
-            return self._keras_step(state, received, context)
+            with ignored():
+                return self._keras_step(state, received, context)
 
         jaxpr = jax.make_jaxpr(step)(whole.trainable, whole.non_trainable).jaxpr
         read = {id(v) for equation in jaxpr.eqns for v in equation.invars} | set(map(id, jaxpr.outvars))

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from openipu.engine.core.enqueued import ignored
 from openipu.engine.keras_compat import api as keras_api
 from openipu.engine.keras_compat import graph_api
 from openipu.engine.types import Array, Tree
@@ -75,7 +76,7 @@ def abstract_values(
 
     def run(weights: list[Any], flat: list[Any]) -> list[Value]:
         values = dict(zip(map(id, graph.inputs), flat, strict=True))
-        with keras.StatelessScope(list(zip(variables, weights, strict=True))):
+        with keras.StatelessScope(list(zip(variables, weights, strict=True))), ignored():
             for node in graph.nodes:
                 run_node(node, values, training)
                 visit(node)
@@ -118,7 +119,7 @@ def program_of(
             if mask is not None:
                 keras_api.set_keras_mask(value, mask)
             env[id(tensor)] = value
-        with keras.StatelessScope(list(zip(variables, weights, strict=True)), collect_losses=True) as scope:
+        with ignored(), keras.StatelessScope(list(zip(variables, weights, strict=True)), collect_losses=True) as scope:
             for node in nodes:
                 run_node(node, env, training)
         found = [env.get(id(tensor)) for tensor in outputs]

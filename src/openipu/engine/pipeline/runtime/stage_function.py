@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from openipu.engine.core.enqueued import Enqueued
 from openipu.engine.core.pipelining import Recompute
 from openipu.engine.core.recomputation import recomputed
 from openipu.engine.core.state import Spot
@@ -58,6 +59,8 @@ class StageResults(NamedTuple):
     metrics: Arrays
     result: Tree
     """The last stage's logs or outputs."""
+    enqueued: Enqueued = Enqueued()
+    """What layers of the stage enqueue into outfeeds."""
 
 
 @dataclass(frozen=True, slots=True)

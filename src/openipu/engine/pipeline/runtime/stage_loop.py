@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from openipu.engine.core.accumulation import Accumulation
+from openipu.engine.core.enqueued import Enqueued
 from openipu.engine.core.operation_count import operations
 from openipu.engine.core.pipelining import Pipelining
 from openipu.engine.core.state import Outcome, Spot, State
@@ -16,6 +18,7 @@ from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.loop.arrays import fetch, length, own_column, row, rows_of, zeros
 from openipu.engine.loop.compile import Function
 from openipu.engine.loop.loop import Loop
+from openipu.engine.loop.outfeeds import Outfeeds, Specs
 from openipu.engine.loop.remainder import Counts, Form, Job
 from openipu.engine.schedule.table_arrays import TableArrays, compile_table
 from openipu.engine.types import Array, Tree
@@ -26,7 +29,7 @@ from jax.sharding import PartitionSpec as P
 
 from .stage_function import StageContext, StageFunction, specs_of
 from .stage_layout import StageLayout
-from .staged_execution import StagedExecution, updated
+from .staged_execution import StagedExecution, updated, watched
 from .ticks import Pipeline, make_pipeline
 
 
@@ -56,13 +59,13 @@ class StageLoop(Loop):
         jobs = [Job(everything, whole)] if whole.steps else []
         return [*jobs, *Job.of_rest(rest, slab.tail)]
 
-    def _execution(self, state: State, _resident: Tree, _body: Tree, job: Job) -> Function:
+    def _execution(self, state: State, _resident: Tree, _body: Tree, job: Job, outfeeds: Specs) -> Function:
         replicas, specs = self._place.replicas, self._spread.specs(state)
 
         def run(state: State, resident: Tree, body: Tree, counts: Array, tail: Tree) -> tuple[Tree, State]:
             mine = own_column(body)
             own = self._spread.own_part(state)
-            execution = self._staged(job.form, own, resident, mine, tail)
+            execution = self._staged(job.form, own, resident, mine, tail, outfeeds)
             value, new = execution.run(own, resident, mine, Counts.unpack(counts), tail)
             return value, self._spread.rejoin(new)
 
@@ -105,14 +108,21 @@ class StageLoop(Loop):
         last = traced(update) if self._spread.update is not None else 0.0
         return (whole - last) / replicas.each + last / self._accumulation.steps
 
-    def _staged(self, form: Form, state: State, resident: Tree, body: Tree, tail: Tree) -> StagedExecution:
+    def _staged(
+        self, form: Form, state: State, resident: Tree, body: Tree, tail: Tree, outfeeds: Specs | None = None
+    ) -> StagedExecution:
         """The execution, made from the shapes of what one device has."""
         pipelining = self._pipelining
         table = compile_table(pipelining.table(length(body)))
         batch = jax.eval_shape(lambda r, b: fetch(r, row(b, 0)), resident, body)
-        if self._outcome.check is not None and not self.programs:
+        if self._outcome.check is not None and not self.programs and not outfeeds:
             self._outcome.check(zeros(self._spread.whole(state)), zeros(batch))
         full, result = self._pipeline(table, state, batch)
+        enqueued = [stage.enqueued for stage in full.stages]
+        if self._spread.update is not None:
+            total = self._spread.weights.packing.zeros(dtype=self._accumulation.dtype)
+            enqueued.append(jax.eval_shape(partial(watched, self._spread), state, total))
+        Outfeeds(outfeeds, self._place.replicas).foresee(Enqueued.joined(enqueued).specs())
         small, small_result = None, None
         if tail is not None:
             count = self._place.replicas.count
@@ -124,7 +134,7 @@ class StageLoop(Loop):
         if form == Form():
             result = None
         results = (result, small_result)
-        return StagedExecution(form, self._outcome, self._spread, full, small, count, results, self._live)
+        return StagedExecution(form, self._outcome, self._spread, full, small, count, results, self._live, outfeeds)
 
     def _pipeline(
         self, table: TableArrays, state: State, batch: Tree, spot: Spot | None = None

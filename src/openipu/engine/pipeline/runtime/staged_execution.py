@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from openipu.engine.core.accumulation import Accumulation
+from openipu.engine.core.enqueued import Enqueued, ignored
 from openipu.engine.core.state import Outcome, Spot, State
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.loop.arrays import fetch, is_float, length, row, rows_of
 from openipu.engine.loop.execution import begun
+from openipu.engine.loop.outfeeds import Cells, Outfeeds, Specs
 from openipu.engine.loop.remainder import Counts, Form, Remainder
 from openipu.engine.loop.replica_state import agree
 from openipu.engine.loop.results import Collector, Kept
@@ -24,10 +26,11 @@ from jax import lax
 
 from .packing import Buffers
 from .stage_layout import StageLayout
-from .stage_update import from_device
+from .stage_update import UpdateState, from_device
 from .tick_state import Boxes, Flow, TickState
 from .ticks import Pipeline
 from .variable_store import listed, numbered
+from .watched_update import enqueued_in
 
 Running = tuple[State, Kept, Boxes | None]
 """What goes from one update to the next."""
@@ -50,6 +53,8 @@ class StagedExecution:
     """Shapes of the last stage's results, for a full micro-batch and for the tail."""
     live: StepLogs | None = None
     """Receives the logs of each step while the execution runs."""
+    outfeeds: Specs | None = None
+    """The outfeeds that the stages fill."""
 
     @property
     def replicas(self) -> Replicas:
@@ -64,7 +69,8 @@ class StagedExecution:
         remainder = Remainder.of(
             counts, self.micro_batches, replicas.count, strength, rows_of(row(body, 0)), rows_of(tail)
         )  # fmt: skip
-        collector = Collector(outcome, replicas, self.live, counts.first, counts.batches(replicas.count))
+        outfeeds = Outfeeds(self.outfeeds, replicas)
+        collector = Collector(outcome, replicas, self.live, counts.first, counts.batches(replicas.count), outfeeds)
         updates = _Updates(self, resident, body, tail, begin, remainder, collector)
 
         rows = length(body) if self.form.updates != "none" else self.micro_batches
@@ -123,7 +129,14 @@ class _Updates:
                 carry = carry._replace(state=self._tail_seeds(carry.state))
             carry, _ = tail.run(weights, optimizer, carry, self._tail_flow(whole), tail.boxes())
         state = state._replace(non_trainable=listed(carry.state), metrics=carry.metrics)
-        return (updated(spread, state, carry.total) if training else state), carry.kept, boxes
+        if not training:
+            return state, carry.kept, boxes
+        kept = carry.kept
+        if self.of.outfeeds:
+            first = lax.axis_index(STAGE_AXIS) == 0
+            cells = self.collector.outfeeds.put(kept.cells, watched(spread, state, carry.total), first)
+            kept = kept._replace(cells=cells)
+        return updated(spread, state, carry.total), kept, boxes
 
     def _flow(self, number: Array, whole: Array) -> Flow:
         """The full micro-batches of an update; `whole` says whether the update is complete."""
@@ -133,6 +146,9 @@ class _Updates:
         def keep(kept: Kept, m: Array, result: Tree, active: Array, metrics: list[Array]) -> Kept:
             return self.collector.add(kept, first + m, result, active, metrics)
 
+        def put(cells: Cells, m: Array, enqueued: Enqueued) -> Cells:
+            return self.collector.outfeeds.put(cells, enqueued, m < jnp.where(whole, size, remainder.left))
+
         return Flow(
             lambda m: fetch(self.resident, row(self.body, first + m)),
             jnp.where(whole, size, remainder.turns),
@@ -140,6 +156,7 @@ class _Updates:
             self._share(whole, remainder.rows),
             whole,
             keep,
+            put,
         )
 
     def _tail_flow(self, whole: Array) -> Flow:
@@ -148,10 +165,13 @@ class _Updates:
         def keep(kept: Kept, _m: Array, result: Tree, active: Array, metrics: list[Array]) -> Kept:
             return self.collector.add(kept, None, result, active, metrics)
 
+        def put(cells: Cells, _m: Array, enqueued: Enqueued) -> Cells:
+            return self.collector.outfeeds.put(cells, enqueued, self.of.replicas.count == 1)
+
         everywhere = self.of.outcome.collect == "all"
         mine = jnp.asarray(self.remainder.takes_tail(self.of.replicas.index()) | everywhere, jnp.int32)
         share = self._share(whole, self.remainder.tail_rows)
-        return Flow(lambda _: fetch(self.resident, self.tail), 1, mine, share, False, keep, self._tail_spot())
+        return Flow(lambda _: fetch(self.resident, self.tail), 1, mine, share, False, keep, put, self._tail_spot())
 
     def _tail_spot(self) -> Spot | None:
         """The tail comes after the micro-batches of the `extra` replicas, as it would in one batch."""
@@ -177,11 +197,18 @@ class _Updates:
         return jnp.where(whole, _full_scale(self.of.full.accumulation), self.remainder.share(rows))
 
 
+def watched(spread: StageLayout, state: State, total: Buffers) -> Enqueued:
+    """What the optimizer enqueues in an update with these gradients."""
+    assert spread.update is not None
+    return enqueued_in(spread.update, UpdateState(numbered(state.trainable), *spread.slots(state)), total)
+
+
 def updated(spread: StageLayout, state: State, total: Buffers) -> State:
     """The state after an update with these gradients."""
     assert spread.update is not None
     slots, common = spread.slots(state)
-    weights, slots, common = spread.update.apply(numbered(state.trainable), slots, common, total)
+    with ignored():  # what the optimizer enqueues is in `watched`
+        weights, slots, common = spread.update.apply(numbered(state.trainable), slots, common, total)
     return spread.with_optimizer(state._replace(trainable=listed(weights)), slots, common)
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from openipu.engine.core.enqueued import Enqueued
 from openipu.engine.core.state import Spot
+from openipu.engine.loop.outfeeds import Cells
 from openipu.engine.loop.remainder import Number
+from openipu.engine.loop.results import Kept
 from openipu.engine.types import Array, Scalar, Tree
 
 from .mailbox import Vectors
@@ -24,8 +27,8 @@ class TickState(NamedTuple):
     state: Buffers
     """The variables that are not trained."""
     metrics: list[Array]
-    kept: Tree
-    """The results of the last stage so far."""
+    kept: Kept
+    """The results of the last stage so far, and what the device's stages have enqueued."""
 
 
 class Boxes(NamedTuple):
@@ -49,8 +52,10 @@ class Flow(NamedTuple):
     """How often each gradient counts."""
     whole: Scalar
     """Whether every replica has all of them."""
-    keep: Callable[[Tree, Array, Tree, Array, list[Array]], Tree]
+    keep: Callable[[Kept, Array, Tree, Array, list[Array]], Kept]
     """`keep(kept, m, result, active, metrics)` returns `kept` with the results of micro-batch m."""
+    put: Callable[[Cells, Array, Enqueued], Cells]
+    """`put(cells, m, enqueued)` returns `cells` with what a stage has enqueued for micro-batch m."""
     spot: Spot | None = None
     """Where a tail lies in the batch of all replicas."""
 
@@ -76,11 +81,12 @@ class Tick(NamedTuple):
 
     def written(self, new: Writes) -> Tick:
         """This with what a forward or backward has written."""
+        kept = new.get("kept", self.carry.kept)
         carry = self.carry._replace(
             total=self.carry.total | new.get("total", {}),
             state=self.carry.state | new.get("state", {}),
             metrics=new.get("metrics", self.carry.metrics),
-            kept=new.get("kept", self.carry.kept),
+            kept=kept._replace(cells=new.get("cells", kept.cells)),
         )
         return Tick(
             carry,

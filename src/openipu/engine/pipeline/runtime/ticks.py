@@ -15,6 +15,7 @@ from typing import Any
 from openipu.engine.convolution import rewrite
 from openipu.engine.convolution.arrays import computed_once
 from openipu.engine.core.accumulation import Accumulation
+from openipu.engine.core.enqueued import IN_STAGES, refused
 from openipu.engine.core.pipelining import Recompute
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
 from openipu.engine.loop.arrays import is_float
@@ -104,6 +105,8 @@ class Pipeline:
             writes |= {"metrics": live.carry.metrics, "kept": live.carry.kept}
         else:
             writes |= self._box(stage, stage + 1, live)
+        if traced.enqueued.outfeeds:
+            writes["cells"] = live.carry.kept.cells
 
         def run(writes: Writes) -> Writes:
             active = m < flow.mine
@@ -118,6 +121,8 @@ class Pipeline:
                 out, results = self._fast(function.run)(values, boundary, context)
             new = self._if_active(results, context, flow.whole, traced.changes)
             writes["state"] = self.state.packing.write(writes["state"], changing_slots, new.state)
+            if "cells" in writes:
+                writes["cells"] = flow.put(writes["cells"], m, new.enqueued)
             if stage == self.last:
                 metrics = _like(new.metrics, writes["metrics"])
                 return writes | {"metrics": metrics, "kept": flow.keep(writes["kept"], m, new.result, active, metrics)}
@@ -146,7 +151,8 @@ class Pipeline:
             step = self._fast(derivative.backward)
             of_weights, of_boundary = step(values, boundary, context, kept, gradients)
             if function.map_gradients is not None:
-                of_weights = function.map_gradients(of_weights, values, fixed.optimizer)
+                with refused(IN_STAGES):
+                    of_weights = function.map_gradients(of_weights, values, fixed.optimizer)
             writes["total"] = self._add(writes["total"], weight_slots, of_weights, m, flow)
             return writes | self._send(writes, actions, stage, of_boundary) if stage else writes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from openipu.engine.core.enqueued import Enqueued
 from openipu.engine.core.pipelining import Recompute
 from openipu.engine.types import Tree
 
@@ -27,6 +28,8 @@ class TracedStage:
     """Positions in its own state that it changes. The rest, such as frozen weights, is only read."""
     derivative: Differentiated | None
     """None if nothing is trained."""
+    enqueued: Enqueued
+    """The shapes of what it enqueues into outfeeds."""
 
     @property
     def kept(self) -> tuple[Spec, ...]:
@@ -59,7 +62,7 @@ def trace_stages(
             derivative = differentiate(stage, values, boundary, own, again)
         closed, (boundary, results) = jax.make_jaxpr(stage.run, return_shape=True)(values, boundary, own)
         changes = _changes(closed.jaxpr, results, len(own.metrics), len(own.state))
-        traced.append(TracedStage(stage, receives, changes, derivative))
+        traced.append(TracedStage(stage, receives, changes, derivative, results.enqueued))
     return tuple(traced), results.result
 
 
@@ -69,6 +72,6 @@ def _changes(jaxpr: Jaxpr, results: StageResults, metrics: int, state: int) -> t
     `state` and `metrics` are the numbers of the last arguments of the jaxpr.
     """
     old = jaxpr.invars[len(jaxpr.invars) - metrics - state : len(jaxpr.invars) - metrics]
-    rest = len(jax.tree.leaves((results.metrics, results.result)))
+    rest = len(jax.tree.leaves(results._replace(state=[])))
     new = jaxpr.outvars[len(jaxpr.outvars) - rest - state : len(jaxpr.outvars) - rest]
     return tuple(i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a is not b)
