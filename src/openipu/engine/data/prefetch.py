@@ -28,6 +28,10 @@ class Prefetch:
             except BaseException as error:
                 self._error = error
 
+    def count(self) -> int:
+        """How many slabs are ready."""
+        return len(self._ready)
+
     def __iter__(self) -> Prefetch:
         return self
 

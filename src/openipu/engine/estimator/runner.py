@@ -32,7 +32,9 @@ from openipu.engine.devices.launching import Wait
 from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.running import refuse_elsewhere, running
+from openipu.engine.facts.calls import Recording, recorded
 from openipu.engine.interrupts import SHORT, interruptible, uninterrupted
+from openipu.engine.report.folder import FolderReport
 from openipu.engine.types import Data, Tree
 
 import jax
@@ -62,7 +64,7 @@ def _exclusive(method: Callable[Concatenate[EstimatorRunner, P], R]) -> Callable
 
     @functools.wraps(method)
     def call(self: EstimatorRunner, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._using(method.__name__):
+        with self._using(method.__name__, self._recording()):
             return method(self, *args, **kwargs)
 
     return call
@@ -87,6 +89,7 @@ class EstimatorRunner:
         self._model_fn, self.model_dir, self.config, self.params = model_fn, model_dir, config, params
         self._warm_start = warm_start
         self._programs: dict[Any, ModelProgram] = {}
+        self._report: FolderReport | None = None
 
     # --- programs
 
@@ -302,14 +305,17 @@ class EstimatorRunner:
         """Yield the predictions of each execution, with the example as first axis."""
         blocks = self._predictions(input_fn, params, hooks, path)
         block: list[Tree] = []
+        recording = self._recording()
         while True:
             # The estimator is only in use while it computes, not while the user looks at the predictions.
-            with self._using("predict"):
+            with self._using("predict", recording, together=True):
                 try:
                     block.append(next(blocks))
                 except StopIteration:
-                    return
+                    break
             yield block.pop()
+        if recording is not None:
+            recording.changed()
 
     def _predictions(
         self, input_fn: Callable[..., Data], params: Params, hooks: Sequence[SessionRunHook], path: Path | None
@@ -322,7 +328,7 @@ class EstimatorRunner:
                 yield result.rows()
 
     @contextlib.contextmanager
-    def _using(self, call: str) -> Iterator[None]:
+    def _using(self, call: str, recording: Recording | None, together: bool = False) -> Iterator[None]:
         """Until the block ends, `call` is running: other threads cannot use the estimator or configure devices.
 
         Ctrl-C is held back, except where it is let through. See engine/interrupts.py.
@@ -330,8 +336,20 @@ class EstimatorRunner:
         with uninterrupted(SHORT):
             refuse_elsewhere(self, call)
             self.place("infer")  # configures devices, which is no longer possible when the call is running
-            with running(self, call, f"the estimator of {self._name!r}"):
+            with (
+                running(self, call, f"the estimator of {self._name!r}"),
+                recorded(call, self._name, together, also=recording),
+            ):
                 yield
+
+    def _recording(self) -> Recording | None:
+        """Who wants to know about a call, besides those who want to know about all runs of the process."""
+        folder = self.config.report_dir
+        if folder is None:
+            return Recording() if self.config.ipu_run_config.compile_summary else None
+        if self._report is None:
+            self._report = FolderReport(folder, self._name)
+        return self._report
 
     def _run(
         self,

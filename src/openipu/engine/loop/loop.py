@@ -18,15 +18,20 @@ from openipu.engine.core.state import Outcome, State
 from openipu.engine.data.instances import OwnParts, check_same
 from openipu.engine.data.slab import Slab, shapes_of
 from openipu.engine.devices.launching import in_turn
+from openipu.engine.devices.memory import device_memory
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.transfer import local, read
+from openipu.engine.facts import calls
+from openipu.engine.facts.recorder import RunRecorder
+from openipu.engine.facts.values import PipelineFacts, Place
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.types import Array, Tree
 
 import jax
 import numpy as np
 
+from .arrays import length
 from .compile import CompiledProgram, Function, compile_program
 from .remainder import Counts, Job
 
@@ -97,18 +102,41 @@ class Loop(abc.ABC):
         fixed, replicas = shapes_of((state, resident, slab.body)), self._place.replicas
         jobs = self._jobs(Counts(0, *divmod(slab.count, replicas.count)), slab)
         # All programs first: the first launch uses up the state, which must not be lost if a second program fails.
-        calls = [
-            in_turn(self, replicas.devices, self._program(fixed, state, resident, slab.body, job).call) for job in jobs
-        ]
+        programs = [self._program(fixed, state, resident, slab.body, job) for job in jobs]
+        run = calls.current()
+        start = 0.0 if run is None else self._note(run, programs, slab)
         results = []
-        for call, job in zip(calls, jobs, strict=True):
+        for program, job in zip(programs, jobs, strict=True):
+            call = in_turn(self, replicas.devices, program.call)
             args = (state, resident, slab.body, job.counts.pack(), job.tail)
             value, state = call(*args) if launch is None else launch(call, args)
             if self._outcome.collect != "all":
                 value = local(value)
             count = job.counts._replace(first=0).batches(replicas.count)
             results.append(Result(value, int(count), job.tail is not None))
+        if run is not None:
+            steps = -(-slab.steps // replicas.count)
+            run.launched(start, results[-1].value, state, steps, slab.samples, calls.is_own())
         return results, state
+
+    def pipeline_facts(self, steps: int) -> PipelineFacts | None:  # noqa: ARG002
+        """The plan of a pipeline for slabs of `steps` steps; None if this is not one."""
+        return None
+
+    def _note(self, run: RunRecorder, programs: list[CompiledProgram], slab: Slab) -> float:
+        """Tell a run that is recorded what is about to be launched. Returns the time on its clock."""
+        replicas = self._place.replicas
+        for program in programs:
+            program.note(run, before=True)
+        if calls.is_own():
+            run.placed(
+                lambda: Place(
+                    replicas.platform, str(replicas.devices[0].device_kind), replicas.count, replicas.each,
+                    device_memory(replicas), slab.batch_size, self._accumulation.steps,
+                ),
+                lambda: self.pipeline_facts(length(slab.body)),
+            )  # fmt: skip
+        return run.now()
 
     def execute_one(self, state: State, batch: Tree) -> tuple[Result, State]:
         """Run a single batch that does not come from a feed, on the first replica.

@@ -26,10 +26,14 @@ from openipu.engine.devices import group, same_values, systems, transfer
 from openipu.engine.devices.current_system import system_of
 from openipu.engine.devices.kept_programs import KeptPrograms
 from openipu.engine.devices.launching import in_turn
-from openipu.engine.devices.memory import SLAB_SHARE, free_memory
+from openipu.engine.devices.memory import SLAB_SHARE, device_memory, free_memory
 from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.running import running
+from openipu.engine.facts import calls
+from openipu.engine.facts.calls import recorded
+from openipu.engine.facts.recorder import RunRecorder
+from openipu.engine.facts.values import Place
 from openipu.engine.interrupts import SHORT, interruptible, uninterrupted
 from openipu.engine.keras_compat.patches import tracing
 from openipu.engine.loop.compile import CompiledProgram, compile_program
@@ -90,7 +94,11 @@ class UserProgram:
     def __call__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Run the function on all replicas, and return what the first one returns."""
         call = CallArguments.of(args, kwargs or {})
-        with uninterrupted(SHORT), running(call, "run", "a strategy"):
+        with (
+            uninterrupted(SHORT),
+            running(call, "run", "a strategy"),
+            recorded("run", getattr(self._fn, "__name__", "program"), together=True),
+        ):
             with self._lock, contextlib.suppress(NotInProgram):
                 if call.key not in self.programs:
                     needs = self._discover(call)
@@ -202,7 +210,7 @@ class UserProgram:
         """
         if self._place.compile_only:
             return program.call([])[0]  # nothing is sent, fetched or assigned
-        with interruptible():
+        with calls.doing("feed"), interruptible():
             slabs = [feed.slab(count, self._place) for feed, count in needs.sent.values()]
         with uninterrupted():
             return self._launch_with(slabs, needs, program, call)
@@ -220,7 +228,11 @@ class UserProgram:
         try:
             with interruptible() if needs.fetched else contextlib.nullcontext():
                 launch = in_turn(self if needs.state else None, replicas.devices, program.call)
+                run = calls.current()
+                start = 0.0 if run is None else self._note(run, program)
                 result, state, taken, visits = launch(*values, slabs, self._sent(call.arrays))
+                if run is not None:
+                    run.launched(start, result, (taken, visits, state), 1, 0, calls.is_own())
                 if needs.visits_host:
                     jax.block_until_ready((result, state, taken, visits))
         except jax.errors.JaxRuntimeError:
@@ -241,6 +253,14 @@ class UserProgram:
                 raise feed.interrupt
             feed.check()
         return jax.tree.map(lambda a: a if replicas.count == 1 else a.addressable_data(0), result)
+
+    def _note(self, run: RunRecorder, program: CompiledProgram) -> float:
+        """Tell a run that is recorded what is about to be launched. Returns the time on its clock."""
+        program.note(run, before=True)
+        replicas = self._place.replicas
+        kind, memory = str(replicas.devices[0].device_kind), device_memory(replicas)
+        run.placed(lambda: Place(replicas.platform, kind, replicas.count, replicas.each, memory, 0, 1), lambda: None)
+        return run.now()
 
     def _share(self, needs: Needs, call: CallArguments) -> None:
         """Let all instances start alike: arguments must be equal, and variables become those of instance 0."""
