@@ -32,7 +32,7 @@ from openipu.engine.devices.launching import Wait
 from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.running import refuse_elsewhere, running
-from openipu.engine.facts.calls import Recording, recorded
+from openipu.engine.facts.calls import Recording, doing, recorded
 from openipu.engine.interrupts import SHORT, interruptible, uninterrupted
 from openipu.engine.report.folder import FolderReport
 from openipu.engine.types import Data, Tree
@@ -98,7 +98,8 @@ class EstimatorRunner:
         key = (mode, place, shapes_of(batch))
         self._programs = {k: program for k, program in self._programs.items() if k[1].generation == place.generation}
         if key not in self._programs:
-            self._programs[key] = self._make_program(mode, batch, place, params)
+            with doing("plan"):
+                self._programs[key] = self._make_program(mode, batch, place, params)
         return self._programs[key]
 
     def _make_program(self, mode: str, batch: Tree, place: Placement, params: Params) -> ModelProgram:

@@ -70,7 +70,7 @@ class RunRecorder:
         self._entered: float | None = None
         self._pending = 0
         self.ready: Callable[[], int] = lambda: 0
-        """How many slabs are ready for the next launches."""
+        """How many slabs were ready when that of the next launch was asked for."""
         self.failure: str | None = None
         """What ended the run, if it was not its end."""
 

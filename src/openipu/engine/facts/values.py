@@ -99,6 +99,8 @@ class TimeParts:
     """
 
     device: float = 0.0
+    plan: float = 0.0
+    """Models were built, and what they need to run was found out."""
     trace: float = 0.0
     lower: float = 0.0
     compile: float = 0.0
@@ -128,7 +130,7 @@ class Execution:
     """Micro-batches of one replica."""
     samples: int
     ready: int
-    """Slabs that were ready for the next launches when this one was made."""
+    """Slabs that were ready when that of this launch was asked for. With 0, the launch had to wait for its data."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,8 +86,9 @@ def fit(
             batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
         )  # fmt: skip
     log.info("%s: %s", model.name, describe_updates(feed, place.replicas, options))
-    build(model, feed.source.first_batch)
-    session.check_labels("train", feed)
+    with doing("plan"):
+        build(model, feed.source.first_batch)
+        session.check_labels("train", feed)
     container = _callback_list(model, callbacks, add_history=True, verbose=verbose, epochs=epochs, steps=feed.num_steps)
     return _train(session, feed, container, validation, initial_epoch, epochs)
 
@@ -110,7 +111,8 @@ def _train(
         keeper = session.keeper
         session.validation, session.resume, session.keeper, session.callbacks = outer
         if keeper is not None:
-            keeper.finish()
+            with doing("checkpoint"):
+                keeper.finish()
     with doing("callbacks"), interruptible():
         callbacks.on_train_end(logs=logs)
     return model.history
@@ -210,14 +212,16 @@ def _build_early(session: Session, x: Data, y: Data, sample_weight: Data, batch_
     if not session.pipelined or is_built(model) or isinstance(x, Iterator):
         return
     feed = make_feed(placement_on(session.strategy.system), 1, x, y, sample_weight, batch_size=batch_size, told=True)
-    build_for_predict(model, feed.source.first_batch)
+    with doing("plan"):
+        build_for_predict(model, feed.source.first_batch)
 
 
 def _evaluate(session: Session, feed: Feed, callbacks: CallbackList) -> Logs:
     model = session.model
     feed.restart()
-    build(model, feed.source.first_batch)
-    session.check_labels("test", feed)
+    with doing("plan"):
+        build(model, feed.source.first_batch)
+        session.check_labels("test", feed)
     model.stop_evaluating = False
     with doing("callbacks"), interruptible():
         callbacks.on_test_begin()
@@ -261,7 +265,8 @@ def predict(
     place = session.reserve_place("predict")
     with doing("feed"), interruptible():
         feed = make_feed(place, model.steps_per_execution, x, batch_size=batch_size, steps=steps)
-    build_for_predict(model, feed.source.first_batch)
+    with doing("plan"):
+        build_for_predict(model, feed.source.first_batch)
     container = _callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
     model.stop_predicting = False
     with doing("callbacks"), interruptible():

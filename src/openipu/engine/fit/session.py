@@ -208,7 +208,8 @@ class Session:
 
     def epoch(self, mode: Mode, feed: Feed, callbacks: keras.callbacks.CallbackList) -> Generator[Tree, None, None]:
         """Run one epoch. Yields the logs or outputs of each execution, after the callbacks have seen them."""
-        function = self.function(mode)
+        with doing("plan"):
+            function = self.function(mode)
         held = StateInFlight(self.model, mode, function.spread)
         keeper, resume = (self.keeper, self.resume) if mode == "train" else (None, None)
         if resume is not None:

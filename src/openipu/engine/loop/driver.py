@@ -35,7 +35,7 @@ def launches(slabs: Iterator[Slab], execute: Execute, depth: int = 1) -> Iterato
     """
     ready = Prefetch(calls.feeding(slabs), depth)
     if (run := calls.current()) is not None and calls.is_own():
-        run.ready = ready.count
+        run.ready = lambda: ready.found
     running: Any = None
     wait = Wait()
     for slab in interruptibly(ready):

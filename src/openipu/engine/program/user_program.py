@@ -101,7 +101,8 @@ class UserProgram:
         ):
             with self._lock, contextlib.suppress(NotInProgram):
                 if call.key not in self.programs:
-                    needs = self._discover(call)
+                    with calls.doing("plan"):
+                        needs = self._discover(call)
                     self.programs[call.key] = needs, self._compile(needs, call)
             if call.key in self.programs:
                 return self._launch(*self.programs[call.key], call)

@@ -10,7 +10,6 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from openipu import __version__
 from openipu.engine.facts import watcher
 from openipu.engine.facts.calls import Recording, recordings
 from openipu.engine.facts.recorder import RunRecorder
@@ -83,8 +82,8 @@ class FolderReport(Recording):
     def report(self) -> Report:
         """What is known by now."""
         runs = tuple(run.facts() for run in self.runs)
-        jax, keras = metadata.version("jax"), metadata.version("keras")
-        versions = Versions(__version__, jax, keras, platform.python_version())
+        openipu, jax, keras = map(metadata.version, ("openipu", "jax", "keras"))
+        versions = Versions(openipu, jax, keras, platform.python_version())
         ended = self not in recordings and all(run.ended for run in runs)
         title = self._title or ", ".join(dict.fromkeys(run.model for run in runs)) or "nothing was run"
         return Report(FORMAT, title, versions, time.time(), ended, self.failure, runs)

@@ -14,9 +14,10 @@ from markupsafe import Markup
 
 from .summary import parts, quantity, size
 
-# The colours of Okabe and Ito, which people with any kind of colour vision can tell apart, and two greys.
+# The colours of Okabe and Ito, which people with any kind of colour vision can tell apart, a violet and two greys.
 COLOURS: Final = {
     "device": "#0072b2",
+    "plan": "#785ef0",
     "trace": "#f0e442",
     "lower": "#e69f00",
     "compile": "#d55e00",

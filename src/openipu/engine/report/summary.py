@@ -12,6 +12,7 @@ WAITS: Final = 0.1
 """Devices that wait longer than this share of the time are worth a word."""
 PARTS: Final = {
     "device": "devices compute",
+    "plan": "plan",
     "trace": "trace",
     "lower": "lower",
     "compile": "compile",
