@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple
+from itertools import pairwise
 
 from openipu.engine.facts.bounded import Ends, Sampled
 from openipu.engine.facts.timeline import Timeline
@@ -64,7 +65,7 @@ def test_a_sample_is_spread_over_the_series_and_has_its_ends(count):
     assert len(items) <= 10
     if count:
         assert (items[0], items[-1]) == (0, count - 1)
-        gaps = {b - a for a, b in zip(items[:-2], items[1:-1], strict=True)}
+        gaps = {b - a for a, b in pairwise(items[:-1])}
         assert len(gaps) <= 1
 
 

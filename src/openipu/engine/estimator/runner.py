@@ -41,7 +41,7 @@ import jax
 
 from . import saved_state as saving
 from .hooks import CheckpointSaverListener, SessionRunHook
-from .inputs import InputBatches, InputContext, InputFn
+from .inputs import InputBatches, InputContext, InputFn, resumed
 from .model_steps import ModelProgram, make_program
 from .model_trace import DiscoveredModel, ModelFn, check_same_weights, discover, metrics_of
 from .outbox import Outbox
@@ -372,26 +372,6 @@ class EstimatorRunner:
 
     def _feed(self, program: ModelProgram, data: InputBatches) -> Feed:
         return make_feed(program.place, self.iterations, data, accumulated=program.options.updates.steps)
-
-
-def resumed(input_fn: InputFn, found: Saved | None, limit: int) -> tuple[InputBatches, int]:
-    """The next `limit` training batches after those that a checkpoint has seen, and the size of a full batch."""
-    if found is None:
-        data = InputBatches(input_fn, 0, limit)
-        return data, data.batch_size
-    data = InputBatches(input_fn, found.batches, limit)
-    if data.batch_size == found.batch_size:
-        return data, found.batch_size
-    size = InputBatches(input_fn, 0, 1).batch_size  # training may resume at a smaller last batch
-    if found.batch_size in (0, size):
-        return data, size
-    skip, rest = divmod(found.examples, size)
-    level, again = (logging.WARNING, f", so it sees {rest} examples again") if rest else (logging.INFO, "")
-    log.log(
-        level, "The checkpoint has seen %d examples in batches of %d. With batches of %d, training resumes after %d "
-        "batches%s.", found.examples, found.batch_size, size, skip, again,
-    )  # fmt: skip
-    return InputBatches(input_fn, skip, limit), size
 
 
 def single_examples(blocks: Iterator[Tree], limit: int | None) -> Iterator[Tree]:
