@@ -69,6 +69,7 @@ class RunRecorder:
         self._warnings: list[str] = []
         self._entered: float | None = None
         self._pending = 0
+        self._open: list[Interval] = []
         self.ready: Callable[[], int] = lambda: 0
         """How many slabs were ready when that of the next launch was asked for."""
         self.failure: str | None = None
@@ -93,6 +94,8 @@ class RunRecorder:
             time.sleep(1e-4)
         with self._lock:
             now = self.now()
+            while self._open:  # launches that have failed
+                self._line.finish(self._open.pop(), now)
             self._line.end(0, now, f"{self.name} of {self.model}")
             self._seconds, self._entered = self._seconds + now - (self._entered or 0.0), None
 
@@ -111,12 +114,18 @@ class RunRecorder:
                 if stops:
                     self._stopped, self._stops = self._stopped + seconds, False
 
-    def launched(self, start: float, value: Any, state: Any, steps: int, samples: int, own: bool) -> None:
-        """An execution was launched at `start`. `own` is False for those of calls inside this one."""
+    def launching(self) -> Interval:
+        """An execution is about to be launched."""
+        with self._lock:
+            self._open.append(self._line.launch(self.now()))
+            return self._open[-1]
+
+    def launched(self, interval: Interval, value: Any, state: Any, steps: int, samples: int, own: bool) -> None:
+        """The execution was launched, and returns this. `own` is False for those of calls inside this one."""
         due = self._logged.is_due and own and isinstance(value, Mapping)
         ready = self.ready()
         with self._lock:
-            interval = self._line.launch(start)
+            self._open.remove(interval)
             if own:
                 self._launches += 1
                 self._steps += steps

@@ -18,7 +18,7 @@ _PARTS = {"call": "other"}
 """Kinds that are not parts of the time of their own."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Interval:
     """An execution on the devices. It lasts until `end`, which is infinite while it runs."""
 

@@ -24,6 +24,7 @@ from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.transfer import local, read
 from openipu.engine.facts import calls
 from openipu.engine.facts.recorder import RunRecorder
+from openipu.engine.facts.timeline import Interval
 from openipu.engine.facts.values import PipelineFacts, Place
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.types import Array, Tree
@@ -104,7 +105,7 @@ class Loop(abc.ABC):
         # All programs first: the first launch uses up the state, which must not be lost if a second program fails.
         programs = [self._program(fixed, state, resident, slab.body, job) for job in jobs]
         run = calls.current()
-        start = 0.0 if run is None else self._note(run, programs, slab)
+        execution = None if run is None else self._note(run, programs, slab)
         results = []
         for program, job in zip(programs, jobs, strict=True):
             call = in_turn(self, replicas.devices, program.call)
@@ -114,17 +115,17 @@ class Loop(abc.ABC):
                 value = local(value)
             count = job.counts._replace(first=0).batches(replicas.count)
             results.append(Result(value, int(count), job.tail is not None))
-        if run is not None:
+        if run is not None and execution is not None:
             steps = -(-slab.steps // replicas.count)
-            run.launched(start, results[-1].value, state, steps, slab.samples, calls.is_own())
+            run.launched(execution, results[-1].value, state, steps, slab.samples, calls.is_own())
         return results, state
 
     def pipeline_facts(self, steps: int) -> PipelineFacts | None:  # noqa: ARG002
         """The plan of a pipeline for slabs of `steps` steps; None if this is not one."""
         return None
 
-    def _note(self, run: RunRecorder, programs: list[CompiledProgram], slab: Slab) -> float:
-        """Tell a run that is recorded what is about to be launched. Returns the time on its clock."""
+    def _note(self, run: RunRecorder, programs: list[CompiledProgram], slab: Slab) -> Interval:
+        """Tell a run that is recorded what is about to be launched."""
         replicas = self._place.replicas
         for program in programs:
             program.note(run, before=True)
@@ -136,7 +137,7 @@ class Loop(abc.ABC):
                 ),
                 lambda: self.pipeline_facts(length(slab.body)),
             )  # fmt: skip
-        return run.now()
+        return run.launching()
 
     def execute_one(self, state: State, batch: Tree) -> tuple[Result, State]:
         """Run a single batch that does not come from a feed, on the first replica.

@@ -33,6 +33,7 @@ from openipu.engine.devices.running import running
 from openipu.engine.facts import calls
 from openipu.engine.facts.calls import recorded
 from openipu.engine.facts.recorder import RunRecorder
+from openipu.engine.facts.timeline import Interval
 from openipu.engine.facts.values import Place
 from openipu.engine.interrupts import SHORT, interruptible, uninterrupted
 from openipu.engine.keras_compat.patches import tracing
@@ -230,10 +231,10 @@ class UserProgram:
             with interruptible() if needs.fetched else contextlib.nullcontext():
                 launch = in_turn(self if needs.state else None, replicas.devices, program.call)
                 run = calls.current()
-                start = 0.0 if run is None else self._note(run, program)
+                execution = None if run is None else self._note(run, program)
                 result, state, taken, visits = launch(*values, slabs, self._sent(call.arrays))
-                if run is not None:
-                    run.launched(start, result, (taken, visits, state), 1, 0, calls.is_own())
+                if run is not None and execution is not None:
+                    run.launched(execution, result, (taken, visits, state), 1, 0, calls.is_own())
                 if needs.visits_host:
                     jax.block_until_ready((result, state, taken, visits))
         except jax.errors.JaxRuntimeError:
@@ -255,13 +256,13 @@ class UserProgram:
             feed.check()
         return jax.tree.map(lambda a: a if replicas.count == 1 else a.addressable_data(0), result)
 
-    def _note(self, run: RunRecorder, program: CompiledProgram) -> float:
-        """Tell a run that is recorded what is about to be launched. Returns the time on its clock."""
+    def _note(self, run: RunRecorder, program: CompiledProgram) -> Interval:
+        """Tell a run that is recorded what is about to be launched."""
         program.note(run, before=True)
         replicas = self._place.replicas
         kind, memory = str(replicas.devices[0].device_kind), device_memory(replicas)
         run.placed(lambda: Place(replicas.platform, kind, replicas.count, replicas.each, memory, 0, 1), lambda: None)
-        return run.now()
+        return run.launching()
 
     def _share(self, needs: Needs, call: CallArguments) -> None:
         """Let all instances start alike: arguments must be equal, and variables become those of instance 0."""
