@@ -108,6 +108,8 @@ class TimeParts:
     """The devices waited for data: the host was building the batches of an execution."""
     callbacks: float = 0.0
     """The devices waited for callbacks or hooks."""
+    state: float = 0.0
+    """The devices waited while the state moved between the model's variables and the devices."""
     checkpoint: float = 0.0
     """The devices waited while the state was copied for a checkpoint."""
     reporting: float = 0.0

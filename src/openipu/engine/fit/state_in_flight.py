@@ -11,6 +11,7 @@ from openipu.engine.core.state import Mode, State
 from openipu.engine.core.state_layout import StateLayout
 from openipu.engine.devices.launching import is_ready
 from openipu.engine.devices.transfer import local
+from openipu.engine.facts.calls import doing
 from openipu.engine.host_io.step_logs import StillRunning
 from openipu.engine.interrupts import Task, leave, uninterrupted, wait_until
 from openipu.engine.keras_compat import api as keras_api
@@ -41,7 +42,8 @@ class StateInFlight:
         Ctrl-C waits meanwhile, except where `execute` lets it through.
         """
         with uninterrupted():
-            state: State | None = self._take()
+            with doing("state"):
+                state: State | None = self._take()
             try:
                 result, state = execute(state, *args)
             except StillRunning as error:
@@ -63,7 +65,7 @@ class StateInFlight:
         """Put the state back into the model's variables."""
         if self._state is None:
             return
-        with uninterrupted():
+        with uninterrupted(), doing("state"):
             owners, spread = self._owners or variables_of(self._model, self._mode), self._state
             assign(owners, self._spread.gather(spread))
             self._counted = [v.value for v in owners.metrics], spread.metrics

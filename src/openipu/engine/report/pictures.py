@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from .summary import parts, quantity, size
 
-# The colours of Okabe and Ito, which people with any kind of colour vision can tell apart, a violet and two greys.
+# The colours of Okabe and Ito, which people with any kind of colour vision can tell apart, and few others.
 COLOURS: Final = {
     "device": "#0072b2",
     "plan": "#785ef0",
@@ -23,6 +23,7 @@ COLOURS: Final = {
     "compile": "#d55e00",
     "feed": "#cc79a7",
     "callbacks": "#009e73",
+    "state": "#882255",
     "checkpoint": "#56b4e9",
     "reporting": "#767676",
     "other": "#b8b8b8",
@@ -101,7 +102,7 @@ def line(points: Sequence[tuple[float, float | None]], x_name: str, y_name: str)
         ]
     drawn.append(Markup('<text class="x" x="{}" y="{}">{}</text>').format(_LEFT + inner / 2, _HEIGHT - 4, x_name))
     return Markup(
-        '<figure><figcaption>{}</figcaption><svg class="chart" viewBox="0 0 {} {}" role="img" '
+        '<figure tabindex="0"><figcaption>{}</figcaption><svg class="chart" viewBox="0 0 {} {}" role="img" '
         'aria-label="{} over {}: from {} to {}">{}</svg></figure>'
     ).format(
         y_name, _WIDTH, _HEIGHT, y_name, x_name, quantity(known[0][1]), quantity(known[-1][1]), Markup("").join(drawn)

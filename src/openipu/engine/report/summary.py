@@ -18,6 +18,7 @@ PARTS: Final = {
     "compile": "compile",
     "feed": "wait for data",
     "callbacks": "wait for callbacks",
+    "state": "wait for the model's state",
     "checkpoint": "wait for checkpoints",
     "reporting": "wait for this report",
     "other": "other",
