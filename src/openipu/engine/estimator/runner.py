@@ -307,16 +307,18 @@ class EstimatorRunner:
         blocks = self._predictions(input_fn, params, hooks, path)
         block: list[Tree] = []
         recording = self._recording()
-        while True:
-            # The estimator is only in use while it computes, not while the user looks at the predictions.
-            with self._using("predict", recording, together=True):
-                try:
-                    block.append(next(blocks))
-                except StopIteration:
-                    break
-            yield block.pop()
-        if recording is not None:
-            recording.changed()
+        try:
+            while True:
+                # The estimator is only in use while it computes, not while the user looks at the predictions.
+                with self._using("predict", recording, together=True):
+                    try:
+                        block.append(next(blocks))
+                    except StopIteration:
+                        return
+                yield block.pop()
+        finally:
+            if recording is not None:
+                recording.changed()
 
     def _predictions(
         self, input_fn: Callable[..., Data], params: Params, hooks: Sequence[SessionRunHook], path: Path | None

@@ -53,7 +53,6 @@ class RunRecorder:
         self._lock = threading.RLock()
         self._line = Timeline()
         self._programs: dict[int, _Used] = {}
-        self._kept: list[object] = []  # so that no other program gets the same `id`
         self._place: Place | None = None
         self._pipeline: PipelineFacts | None = None
         self._launches = self._steps = self._samples = 0
@@ -97,6 +96,9 @@ class RunRecorder:
             while self._open:  # launches that have failed
                 self._line.finish(self._open.pop(), now)
             self._line.end(0, now, f"{self.name} of {self.model}")
+            self.ready = lambda: 0
+            for used in self._programs.values():
+                used.count = None  # it holds the program
             self._seconds, self._entered = self._seconds + now - (self._entered or 0.0), None
 
     @contextlib.contextmanager
@@ -154,14 +156,13 @@ class RunRecorder:
             self._only = interval.end - interval.start
         self._last = mark
 
-    def used(self, program: object, facts: Callable[[], ProgramFacts], count: Callable[[], float] | None) -> None:
-        """A program was compiled or launched. Its facts are asked for once."""
-        if id(program) not in self._programs:
+    def used(self, number: int, facts: Callable[[], ProgramFacts], count: Callable[[], float] | None) -> None:
+        """The program with this number was compiled or launched. Its facts are asked for once."""
+        if number not in self._programs:
             with self.doing("reporting"):
                 found = _Used(facts(), count)
             with self._lock:
-                self._programs[id(program)] = found
-                self._kept.append(program)
+                self._programs[number] = found
 
     def placed(self, place: Callable[[], Place], pipeline: Callable[[], PipelineFacts | None]) -> None:
         """Where the run takes place. Only the first answer counts."""

@@ -47,6 +47,8 @@ class CompiledProgram:
     """Whether it came from the cache of compiled programs."""
     operations: Callable[[], float] | None = None
     """Counts the operations of one step on one device: a micro-batch, and its share of an update."""
+    number: int = field(default_factory=itertools.count().__next__)
+    """Tells it apart from all others of the process."""
 
     def facts(self, before: bool) -> ProgramFacts:
         """The facts about it, without the number of its operations. `before` says whether it is an old one."""
@@ -64,7 +66,7 @@ class CompiledProgram:
 
     def note(self, run: RunRecorder, before: bool) -> None:
         """Tell a run that is recorded that this program is a part of it."""
-        run.used(self, lambda: self.facts(before), self.operations and self._count)
+        run.used(self.number, lambda: self.facts(before), self.operations and self._count)
 
     def _count(self) -> float:
         assert self.operations is not None
