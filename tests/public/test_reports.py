@@ -156,6 +156,11 @@ def test_two_reports_side_by_side(estimator, tmp_path):
     assert "-50.0 %, worse" in text
     assert "effective batch 8 (8 x 1 x 1) -> 2 replica(s)" in text
     assert f"predict of model_fn: only in {estimator}" in text
+    printed = subprocess.run(
+        [sys.executable, "-m", "openipu", "report", str(estimator), str(tmp_path / "b")],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert "+100.0 %, worse" in printed.stdout
     shown = console()
     command.show(tmp_path / "b", shown)
     assert "It failed: [bold]words[/]" in shown.export_text()

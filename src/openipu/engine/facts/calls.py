@@ -153,6 +153,8 @@ def _end(failure: str | None, together: bool) -> None:
     finally:
         wanted = _local.wanted
         _local.run, _local.wanted = None, ()
+        if not together:  # calls of single steps do not wait for their executions
+            run.settle()
         run.leave()
     if failure is not None or not together:
         for recording in wanted:

@@ -22,6 +22,8 @@ from .values import CheckpointFacts, Event, Execution, Logged, PipelineFacts, Pl
 POINTS = 1000
 """The most executions, logs and checkpoints that a report shows."""
 MOST_WARNINGS = 50
+SETTLE = 1.0
+"""How many seconds to wait at most for executions that should have ended."""
 STOPS = ("trace", "lower", "compile", "call")
 """While the host does this, the clock stops that measures the time of a step."""
 
@@ -87,10 +89,7 @@ class RunRecorder:
             self._line.begin("call", self._entered)
 
     def leave(self) -> None:
-        """The run ends, or pauses. Waits a moment for executions that have just ended to be noted."""
-        until = self.now() + 1.0
-        while self._pending and self.now() < until:
-            time.sleep(1e-4)
+        """The run ends, or pauses."""
         with self._lock:
             now = self.now()
             while self._open:  # launches that have failed
@@ -100,6 +99,12 @@ class RunRecorder:
             for used in self._programs.values():
                 used.count = None  # it holds the program
             self._seconds, self._entered = self._seconds + now - (self._entered or 0.0), None
+
+    def settle(self) -> None:
+        """Wait a moment for executions that have just ended to be noted."""
+        until = self.now() + SETTLE
+        while self._pending and self.now() < until:
+            time.sleep(1e-4)
 
     @contextlib.contextmanager
     def doing(self, kind: str, name: str = "") -> Iterator[None]:

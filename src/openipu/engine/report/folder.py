@@ -53,6 +53,8 @@ class FolderReport(Recording):
             recordings.remove(self)
         self._write_now_and_then(False)
         self.failure = failure or self.failure
+        for run in self.runs:
+            run.settle()
         self.write()
 
     # --- what the recording is told
