@@ -137,6 +137,17 @@ def test_known_waits_are_found_again_and_throughput_is_that_of_a_stopwatch(tmp_p
     assert by_name["time per step"] == pytest.approx(1e6 * between / (19 * 4), rel=0.05)
 
 
+def test_a_step_is_timed_without_the_calls_inside(tmp_path):
+    model, (x, y) = make_model(), data()
+    wait = keras.callbacks.LambdaCallback(on_test_end=lambda _: time.sleep(0.1))
+    with ipu.report(tmp_path):
+        model.fit(x, y, batch_size=8, epochs=3, verbose=0, validation_data=(x, y), callbacks=[wait])
+    [run] = files.read(tmp_path).runs
+    assert run.parts.callbacks >= 3 * 0.1
+    assert run.timed.seconds <= run.seconds - run.parts.compiling - 3 * 0.1
+    assert run.timed.steps == 20
+
+
 def test_devices_that_wait_for_data_are_found_out(tmp_path):
     model, (x, y) = make_model(), data(64)
 

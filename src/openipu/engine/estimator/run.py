@@ -101,6 +101,7 @@ class Run:
 
     def _write_report(self, run: RunRecorder) -> None:
         """Write the facts about a run next to its checkpoints."""
+        run.settle()
         run.count_operations()
         path = self._model_dir / f"{'predict' if self.mode == 'infer' else self.mode}_report.txt"
         try:
