@@ -1,16 +1,17 @@
 """Collects the facts about one run while it is under way.
 
-The thread that runs it tells what it does (`doing`), what it launches and what it compiles. A second thread
-(watcher.py) waits for each execution, so that the first one never waits for the sake of a report.
+The thread that runs it tells what it does (`doing`), what it launches and what it compiles. Whenever it does so, and
+now and then in a second thread (watcher.py), the executions are looked at. So nothing waits for the sake of a report.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,13 +47,28 @@ class _Used:
     """Counts its operations, which takes as long as tracing it."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Running:
+    """An execution that has been launched, and how far the run is when it has ended."""
+
+    interval: Interval
+    array: Any
+    """Is there when the execution has ended."""
+    logs: Mapping[str, Any] | None
+    own: bool
+    counts: tuple[int, int, int]
+    """Its own steps and samples, and the slabs that were ready."""
+    steps: int
+    samples: int
+
+
 class RunRecorder:
     """The facts about one run so far. It may be left and entered again, for calls that belong together."""
 
     def __init__(self, name: str, model: str) -> None:
         self.name, self.model, self.began = name, model, time.time()
         self._origin = time.perf_counter()
-        self._lock = threading.RLock()
+        self._lock, self._reading = threading.RLock(), threading.Lock()
         self._line = Timeline()
         self._programs: dict[int, _Used] = {}
         self._place: Place | None = None
@@ -69,7 +85,8 @@ class RunRecorder:
         self._checkpoints: Sampled[CheckpointFacts] = Sampled(POINTS)
         self._warnings: list[str] = []
         self._entered: float | None = None
-        self._pending = 0
+        self._running: deque[_Running] = deque()
+        self._unread: list[tuple[int, Mapping[str, Any]]] = []
         self._open: list[Interval] = []
         self.ready: Callable[[], int] = lambda: 0
         """How many slabs were ready when that of the next launch was asked for."""
@@ -92,6 +109,7 @@ class RunRecorder:
         """The run ends, or pauses."""
         with self._lock:
             now = self.now()
+            self._notice(now)
             while self._open:  # launches that have failed
                 self._line.finish(self._open.pop(), now)
             self._line.end(0, now, f"{self.name} of {self.model}")
@@ -101,65 +119,94 @@ class RunRecorder:
             self._seconds, self._entered = self._seconds + now - (self._entered or 0.0), None
 
     def settle(self) -> None:
-        """Wait a moment for executions that have just ended to be noted."""
+        """Wait a moment for executions that should have ended, and read the logs that they leave."""
         until = self.now() + SETTLE
-        while self._pending and self.now() < until:
+        while self._running and self.now() < until:
+            self.look()
             time.sleep(1e-4)
+        self.look()
 
-    @contextlib.contextmanager
-    def doing(self, kind: str, name: str = "") -> Iterator[None]:
+    def doing(self, kind: str, name: str = "") -> AbstractContextManager[None]:
         """Until the block ends, the thread does this."""
+        return _Doing(self, kind, name)
+
+    def begin(self, kind: str) -> tuple[int, bool]:
+        """The thread begins to do this. Returns what `end` wants to know."""
         with self._lock:
-            depth = self._line.begin(kind, self.now())
+            now = self.now()
+            self._notice(now)
             stops = kind in STOPS and not self._stops
             self._stops |= stops
-        try:
-            yield
-        finally:
-            with self._lock:
-                seconds = self._line.end(depth, self.now(), name)
-                if stops:
-                    self._stopped, self._stops = self._stopped + seconds, False
+            return self._line.begin(kind, now), stops
+
+    def end(self, depth: int, stops: bool, name: str) -> None:
+        """The thread has done what it began at this depth."""
+        with self._lock:
+            now = self.now()
+            self._notice(now)
+            seconds = self._line.end(depth, now, name)
+            if stops:
+                self._stopped, self._stops = self._stopped + seconds, False
 
     def launching(self) -> Interval:
         """An execution is about to be launched."""
         with self._lock:
-            self._open.append(self._line.launch(self.now()))
+            now = self.now()
+            self._notice(now)
+            self._open.append(self._line.launch(now))
             return self._open[-1]
 
     def launched(self, interval: Interval, value: Any, state: Any, steps: int, samples: int, own: bool) -> None:
         """The execution was launched, and returns this. `own` is False for those of calls inside this one."""
-        due = self._logged.is_due and own and isinstance(value, Mapping)
-        ready = self.ready()
+        import jax
+
+        # All results are there at the same time. Only the smallest is kept here, because others may be large.
+        leaves = [a for a in jax.tree.leaves(value) if hasattr(a, "nbytes")] or jax.tree.leaves(state)
+        smallest = min(leaves, key=lambda a: a.nbytes, default=None)
         with self._lock:
             self._open.remove(interval)
             if own:
                 self._launches += 1
                 self._steps += steps
                 self._samples += samples
-            self._pending += 1
-            at, seen = self._steps, self._samples
+            logs = value if own and isinstance(value, Mapping) and self._logged.is_due else None
+            counts = steps, samples, self.ready()
+            self._running.append(_Running(interval, smallest, logs, own, counts, self._steps, self._samples))
+        watcher.watch(self)
 
-        def finished(logs: Mapping[str, Any] | None) -> None:
+    # --- what is noticed later
+
+    def look(self) -> float | None:
+        """Note what has ended. Returns the age of the oldest execution that has not, in seconds; None if all have."""
+        with self._reading:
             with self._lock:
-                self._line.finish(interval, self.now())
-                self._pending -= 1
-                if own:
-                    self._note_end(interval, at, seen)
-                    self._executions.add(Execution(interval.start, interval.end, steps, samples, ready))
-                    if logs is None:
-                        self._logged.skip()
-                    else:
-                        self._logged.add(Logged(at, numbers(logs)))
+                now = self.now()
+                self._notice(now)
+                age = now - self._running[0].interval.start if self._running else None
+                unread, self._unread = self._unread, []
+            for step, logs in unread:  # this may wait for a copy from the device, but the run does not
+                read = Logged(step, numbers(logs))
+                with self._lock:
+                    self._logged.add(read)
+        return age
 
-        watcher.watch(value, state, value if due else None, finished)
-
-    def _note_end(self, interval: Interval, steps: int, samples: int) -> None:
-        mark = _Mark(steps, samples, interval.end - self._stopped)
-        if self._first is None:
-            self._first, self._first_step = mark, interval.end
-            self._only = interval.end - interval.start
-        self._last = mark
+    def _notice(self, now: float) -> None:
+        """Note the executions that have ended by now. Called whenever something else is noted: it is quick."""
+        while self._running and has_ended(self._running[0].array):
+            done = self._running.popleft()
+            interval = done.interval
+            self._line.finish(interval, now)
+            if not done.own:
+                continue
+            mark = _Mark(done.steps, done.samples, now - self._stopped)
+            if self._first is None:
+                self._first, self._first_step, self._only = mark, now, now - interval.start
+            self._last = mark
+            self._executions.add(Execution(interval.start, now, *done.counts))
+            if done.logs is None:
+                self._logged.skip()
+            else:
+                self._unread.append((done.steps, done.logs))
 
     def used(self, number: int, facts: Callable[[], ProgramFacts], count: Callable[[], float] | None) -> None:
         """The program with this number was compiled or launched. Its facts are asked for once."""
@@ -225,6 +272,30 @@ class RunRecorder:
         if last.steps == first.steps:
             return Timed(last.steps, last.samples, self._only, False)
         return Timed(last.steps - first.steps, last.samples - first.samples, last.seconds - first.seconds, True)
+
+
+class _Doing:
+    """A block in which a thread does something. Not a generator, because there are several for each launch."""
+
+    __slots__ = ("_began", "_kind", "_name", "_run")
+
+    def __init__(self, run: RunRecorder, kind: str, name: str) -> None:
+        self._run, self._kind, self._name = run, kind, name
+        self._began = 0, False
+
+    def __enter__(self) -> None:
+        self._began = self._run.begin(self._kind)
+
+    def __exit__(self, *_: object) -> None:
+        self._run.end(*self._began, self._name)
+
+
+def has_ended(array: Any) -> bool:
+    """Whether the execution that returns this array has ended, or has failed, or another one has taken the array."""
+    try:
+        return bool(array.is_ready())
+    except Exception:  # an array of NumPy, one that has been taken, or none
+        return True
 
 
 def numbers(logs: Mapping[str, Any]) -> dict[str, float | None]:

@@ -1,35 +1,54 @@
-"""One thread that waits for executions, so that nothing else has to, and calls what is to happen now and then."""
+"""One thread that looks, while runs are recorded, which executions have ended, and does what is to happen meanwhile.
+
+It looks again and again instead of waiting for each execution: that would wake it once per launch, which costs more
+than a short execution takes. A run also looks itself whenever it tells what it does.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import queue
+import collections
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Final, Protocol
 
 EVERY = 10.0
 """How many seconds pass between two calls of what is to happen now and then."""
+_OFTEN, _SELDOM, _SHARE = 1e-3, 2e-2, 1 / 64
+"""How many seconds pass between two looks at least and at most, and the share of an execution's time in between."""
+_IDLE: Final = 0.1
+"""After so many seconds without an execution, the thread waits until it is needed again."""
 
-Finished = Callable[[Mapping[str, Any] | None], None]
-"""Told when an execution has ended, with its logs, if they were wanted."""
 
-_waiting: queue.SimpleQueue[tuple[Any, Mapping[str, Any] | None, Finished]] = queue.SimpleQueue()
+class Watched(Protocol):
+    """A run whose executions are watched."""
+
+    def look(self) -> float | None:
+        """Note what has ended. Returns the age of the oldest execution that has not, in seconds; None if all have."""
+
+
+periodic: list[Callable[[], None]] = []
+"""What is to happen every few seconds."""
+_runs: dict[int, Watched] = {}
+_calls: collections.deque[Callable[[], None]] = collections.deque()
+_needed = threading.Event()
 _thread: threading.Thread | None = None
 _lock = threading.Lock()
-periodic: list[Callable[[], None]] = []
-"""What is to happen every few seconds while something runs."""
 
 
-def watch(value: Any, state: Any, logs: Mapping[str, Any] | None, finished: Finished) -> None:
-    """Call `finished` when the execution has ended that returns `value` and `state`."""
-    import jax
+def watch(run: Watched) -> None:
+    """Look at the executions of this run until all have ended."""
+    if id(run) not in _runs:
+        _runs[id(run)] = run
+        start()
+        _needed.set()
 
-    # All results of a program are there at the same time. Only the smallest is kept here, because others may be large.
-    leaves = [a for a in jax.tree.leaves(value) if hasattr(a, "nbytes")] or jax.tree.leaves(state)
+
+def soon(call: Callable[[], None]) -> None:
+    """Let the thread make this call."""
+    _calls.append(call)
     start()
-    _waiting.put((min(leaves, key=lambda a: a.nbytes, default=None), logs, finished))
+    _needed.set()
 
 
 def start() -> None:
@@ -42,24 +61,21 @@ def start() -> None:
 
 
 def _watch() -> None:
-    last = time.monotonic()
+    written = used = time.monotonic()
     while True:
-        with contextlib.suppress(queue.Empty):
-            _wait_for(*_waiting.get(timeout=EVERY))
-        if time.monotonic() - last >= EVERY:
+        ages = [age for run in list(_runs.values()) if (age := run.look()) is not None]
+        now = time.monotonic()
+        while _calls:
+            _calls.popleft()()
+        if now - written >= EVERY:
             for call in periodic:
                 call()
-            last = time.monotonic()
-
-
-def _wait_for(array: Any, logs: Mapping[str, Any] | None, finished: Finished) -> None:
-    import jax
-    import numpy as np
-
-    # An execution that failed, or whose state another one has taken, has ended as well.
-    with contextlib.suppress(Exception):
-        jax.block_until_ready(array)
-    values = None
-    with contextlib.suppress(Exception):
-        values = None if logs is None else {name: np.asarray(value) for name, value in logs.items()}
-    finished(values)
+            written = now
+        used = now if ages else used
+        if now - used < _IDLE:
+            time.sleep(min(max(_SHARE * max(ages, default=0.0), _OFTEN), _SELDOM))
+        else:
+            _needed.clear()
+            _runs.clear()  # a run that launches is added again
+            _needed.wait(EVERY)
+            used = time.monotonic()

@@ -42,8 +42,7 @@ class StateInFlight:
         Ctrl-C waits meanwhile, except where `execute` lets it through.
         """
         with uninterrupted():
-            with doing("state"):
-                state: State | None = self._take()
+            state: State | None = self._take()
             try:
                 result, state = execute(state, *args)
             except StillRunning as error:
@@ -127,14 +126,19 @@ class StateInFlight:
     def _take(self) -> State:
         """The current state, taken out of the model."""
         if self._state is None:
-            # Kept, because a callback may change which variables are trainable.
-            self._owners = owners = variables_of(self._model, self._mode)
-            values = values_of(owners)
-            self._state = self._spread.spread(values)
-            own = self._own_metrics(values)
-            if own:
-                self._state = self._state._replace(metrics=own)
-            for part in owners:
-                keras_api.drop_values(part)
+            with doing("state"):
+                self._state = self._taken_out()
         state, self._state = self._state, None
+        return state
+
+    def _taken_out(self) -> State:
+        # Kept, because a callback may change which variables are trainable.
+        self._owners = owners = variables_of(self._model, self._mode)
+        values = values_of(owners)
+        state = self._spread.spread(values)
+        own = self._own_metrics(values)
+        if own:
+            state = state._replace(metrics=own)
+        for part in owners:
+            keras_api.drop_values(part)
         return state

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,6 +68,7 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
 
 
+@cache
 def _adapter() -> Any:
     from pydantic import TypeAdapter  # here, because it takes a while to load
 
@@ -73,7 +76,7 @@ def _adapter() -> Any:
 
 
 def _write(path: Path, content: bytes) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         unfinished.write_bytes(content)
         unfinished.replace(path)

@@ -70,6 +70,10 @@ class FolderReport(Recording):
             self._write_now_and_then(False)
             self.write()
         elif time.monotonic() - self._written > PAUSE:
+            watcher.soon(self._write_meanwhile)  # what comes next need not wait
+
+    def _write_meanwhile(self) -> None:
+        if self in recordings:
             self.write()
 
     def _write_now_and_then(self, wanted: bool) -> None:
