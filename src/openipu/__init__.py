@@ -10,8 +10,7 @@ import importlib
 import os
 import sys
 import warnings
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from openipu import (
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
         ops,
         optimizers,
         popdist,
+        reports,
         schedules,
         scopes,
         training,
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         replication_ops,
         within_replica_ops,
     )
+    from openipu.reports import report
 
 __version__ = "0.1.0"
 __all__ = [
@@ -82,6 +83,8 @@ __all__ = [
     "popdist",
     "reduce_scatter_op",
     "replication_ops",
+    "report",
+    "reports",
     "schedules",
     "scopes",
     "training",
@@ -127,8 +130,10 @@ def _use_jax_backend() -> None:
 _use_jax_backend()
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     """Load a public submodule on first use."""
+    if name == "report":
+        return importlib.import_module(f"{__name__}.reports").report
     if name in __all__:
         return importlib.import_module(f"{__name__}.ops.{name}" if name in _IN_OPS else f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -141,3 +146,5 @@ def __dir__() -> list[str]:
 
 if "OPENIPU_COORDINATOR" in os.environ:  # set by `openipu launch`; the group has to be formed before JAX is used
     importlib.import_module(f"{__name__}.engine.devices.group").join()
+if os.environ.get("OPENIPU_REPORT"):  # the module starts a report on everything that this process runs
+    importlib.import_module(f"{__name__}.reports")

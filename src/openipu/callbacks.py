@@ -18,14 +18,16 @@ from openipu.engine.data import position as positions
 from openipu.engine.data.position import Position
 from openipu.engine.devices import group
 from openipu.engine.devices.transfer import of_first_process
+from openipu.engine.facts.calls import join
 from openipu.engine.fit.session import ResumePoint
 from openipu.engine.fit.together import WRITERS
+from openipu.engine.report.folder import FolderReport
 
 import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
-__all__ = ["Checkpoint"]
+__all__ = ["Checkpoint", "Report"]
 log = logging.getLogger("openipu")
 
 COUNTERS = ("best", "best_epoch", "cooldown_counter", "stopped_epoch", "wait")
@@ -246,6 +248,44 @@ class Checkpoint(keras.callbacks.Callback):
         running = self.model._ipu_session.callbacks
         kinds = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau, keras.callbacks.ModelCheckpoint)
         return [c for c in running.callbacks if isinstance(c, kinds)] if running else []
+
+
+class Report(keras.callbacks.Callback):
+    """Reports on `fit`, `evaluate` or `predict`, as `ipu.report` does on everything.
+
+    >>> model.fit(x, y, callbacks=[ipu.callbacks.Report("out")])          # doctest: +SKIP
+
+    The files are written every few seconds and at the end, also if the call fails. If one callback is given to several
+    calls, its report has all of them.
+
+    Args:
+        dir: The folder for `report.html`, `report.json` and `trace.json`. It is made if it does not exist; files of
+            an earlier report are replaced.
+    """
+
+    def __init__(self, dir: str | Path) -> None:
+        super().__init__()
+        self._report = FolderReport(validate.path("dir", dir))
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002
+        """Begin to record a `fit`."""
+        self._join("fit")
+
+    def on_test_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002
+        """Begin to record an `evaluate`, unless it is a part of a `fit`."""
+        self._join("evaluate")
+
+    def on_predict_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002
+        """Begin to record a `predict`."""
+        self._join("predict")
+
+    def _join(self, call: str) -> None:
+        if not hasattr(self.model, "_ipu_session"):
+            raise ValueError(
+                f"`Report` tells about models of a strategy, but {self.model.name!r} was created outside its scope. "
+                "Create it inside `strategy.scope()`, or leave the callback out."
+            )
+        join(self._report, call, self.model.name)
 
 
 def _metrics(saved: dict[str, Any], owners: list[Any], where: str) -> list[Any]:

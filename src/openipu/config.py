@@ -21,7 +21,7 @@ from openipu.settings.enums import (
     StochasticRoundingBehaviour,
 )
 from openipu.settings.environment import environment, running_on_ipu_model
-from openipu.settings.frozen import freeze, without_effect
+from openipu.settings.frozen import freeze, report_folder, without_effect
 from openipu.settings.option import Option
 from openipu.settings.option_table import OPTIONS
 from openipu.settings.tree import AttributeMetadata, OptionTree
@@ -80,6 +80,7 @@ def configure_ipu_system(config: IPUConfig, device: str = "cpu", reset_configura
     reset = validate.flag("reset_configuration", reset_configuration)
     env = environment()
     settings = freeze(config, env)
+    from openipu import reports
     from openipu.engine.devices import systems
 
     with _lock:
@@ -91,6 +92,8 @@ def configure_ipu_system(config: IPUConfig, device: str = "cpu", reset_configura
             )
         validate.no_effect(without_effect(config, env))
         systems.configure(settings)
+        if folder := report_folder(config, env):
+            reports.start(folder)
         _active = copy.deepcopy(config)
     if previous not in (None, settings):
         logger.warning("The configuration has changed: all programs will be compiled again.")

@@ -111,6 +111,8 @@ class RunConfig:
         train_distribute: A `PopDistStrategy`, with which all instances train together. Then `num_replicas` and
             `ipu_options` are about one instance, and gradients are averaged over the replicas of all.
         eval_distribute: The same for evaluation. Without it, each instance evaluates by itself.
+        report_dir: The folder for `report.html`, `report.json` and `trace.json`, which tell about all calls of the
+            estimator; None writes no report.
         others: The other arguments of `tf.estimator.RunConfig` have no effect; a warning names them.
     """
 
@@ -128,6 +130,7 @@ class RunConfig:
         log_step_count_steps: int | None = 100,
         train_distribute: PopDistStrategy | None = None,
         eval_distribute: PopDistStrategy | None = None,
+        report_dir: str | Path | None = None,
         **others: Any,
     ) -> None:
         validate.instance("ipu_run_config", ipu_run_config, IPURunConfig, optional=True)
@@ -158,6 +161,7 @@ class RunConfig:
         )
         self.log_step_count_steps = validate.count("log_step_count_steps", log_step_count_steps, optional=True)
         self.train_distribute = validate.instance("train_distribute", train_distribute, PopDistStrategy, optional=True)
+        self.report_dir = validate.path("report_dir", report_dir, optional=True)
         self.eval_distribute = validate.instance("eval_distribute", eval_distribute, PopDistStrategy, optional=True)
 
     def replace(self, **changes: Any) -> RunConfig:
@@ -165,7 +169,7 @@ class RunConfig:
         names = (
             "ipu_run_config", "model_dir", "tf_random_seed", "save_summary_steps", "save_checkpoints_steps",
             "save_checkpoints_secs", "keep_checkpoint_max", "log_step_count_steps", "train_distribute",
-            "eval_distribute",
+            "eval_distribute", "report_dir",
         )  # fmt: skip
         return RunConfig(**{name: getattr(self, name) for name in names} | changes)
 

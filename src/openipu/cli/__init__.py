@@ -57,6 +57,9 @@ def train_mnist(
         int | None,
         typer.Option(min=1, max=60_000, metavar="N", help="Use only the first N images.", show_default="all"),
     ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", file_okay=False, help="Write a report to this folder.")
+    ] = None,
 ) -> None:
     """Train the tutorial CNN on MNIST and compare its speed with plain Keras."""
     from .terminal import fail, make_console
@@ -65,8 +68,8 @@ def train_mnist(
     with console.status("Loading Keras and JAX ..."):
         from .mnist import Options, run
     try:
-        run(Options(epochs, batch_size, steps_per_execution, ipus, compare, samples), console)
-    except ValueError as error:  # a mistake of the user
+        run(Options(epochs, batch_size, steps_per_execution, ipus, compare, samples, profile), console)
+    except (ValueError, OSError) as error:  # a mistake of the user
         fail(error, 2)
 
 
@@ -105,6 +108,23 @@ def show_schedule(
     try:
         run(Options(name, stages, micro_batches, devices, not inference, svg))
     except (ValueError, NotImplementedError, OSError) as error:
+        fail(error, 2)
+
+
+@app.command("report")
+def show_report(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a report.")],
+    other: Annotated[
+        Path | None, typer.Argument(metavar="[FOLDER]", help="Another one, to compare with.", show_default=False)
+    ] = None,
+) -> None:
+    """Show the summary of a report, or compare two of them."""
+    from .report import compare, show
+    from .terminal import fail
+
+    try:
+        show(folder) if other is None else compare(folder, other)
+    except (ValueError, OSError) as error:
         fail(error, 2)
 
 

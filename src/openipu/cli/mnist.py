@@ -3,6 +3,7 @@
 import time
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import openipu as ipu
@@ -11,6 +12,7 @@ from openipu.datasets import Dataset, StandInDataWarning
 import keras
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 _COMPARED_STEPS: Final = 48
@@ -26,10 +28,21 @@ class Options:
     ipus: int
     compare: bool
     samples: int | None
+    profile: Path | None = None
 
 
 def run(options: Options, console: Console) -> None:
     """Train, evaluate and compare, and print the results."""
+    if options.profile is None:
+        run_unprofiled(options, console)
+        return
+    with ipu.report(options.profile, "The tutorial CNN") as folder:
+        run_unprofiled(options, console)
+    console.print(f"[bold]report[/] {escape(str(folder / 'report.html'))}", highlight=False, soft_wrap=True)
+
+
+def run_unprofiled(options: Options, console: Console) -> None:
+    """Do all of it without a report."""
     with warnings.catch_warnings():
         # The message on stderr is enough here.
         warnings.simplefilter("ignore", StandInDataWarning)

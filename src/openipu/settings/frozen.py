@@ -10,6 +10,9 @@ from .option_table import OPTIONS
 from .rules import as_list, check
 from .tree import OptionTree
 
+_ALL, _DIRECTORY, _OUTPUT = "autoReport.all", "autoReport.directory", "autoReport.output"
+"""Engine options that ask for a report, and where."""
+
 Request = int | tuple[int, ...]
 """What one system asks for: a number of devices, or the devices with these indices."""
 
@@ -73,8 +76,23 @@ def without_effect(config: OptionTree, env: Environment | None = None) -> dict[s
     """What `config` and the environment set without effect on any hardware, and why."""
     env = env or environment()
     options = {name: why for name in _changed(config) if (why := OPTIONS[name].no_effect) is not None}
-    poplar = {name: "not an XLA option" for name, _ in _engine_options(config, env) if not _is_xla(name)}
+    poplar = {name: why for name, _ in _engine_options(config, env) if (why := _why(name)) is not None}
     return {**options, **poplar, **env.without_effect}
+
+
+def report_folder(config: OptionTree, env: Environment | None = None) -> Path | None:
+    """Where the engine options ask for a report; None if they ask for none."""
+    options = dict(_engine_options(config, env or environment()))
+    switches = [value for name, value in options.items() if name == _ALL or name.startswith(_OUTPUT)]
+    asked = any(value.lower() == "true" for value in switches) if switches else _DIRECTORY in options
+    return Path(options.get(_DIRECTORY) or ".").expanduser() if asked else None
+
+
+def _why(option: str) -> str | None:
+    """Why an engine option has no effect; None if it has one."""
+    if _is_xla(option) or option in (_ALL, _DIRECTORY) or option.startswith(_OUTPUT):
+        return None
+    return "reports hold all that is known" if option.startswith("autoReport.") else "not an XLA option"
 
 
 def _requests(config: OptionTree) -> tuple[Request, ...]:

@@ -71,8 +71,9 @@ _TABLE: Final = (
         "device."),
     Option("compilation_poplar_options", dict[str, str], {},
         "Options for the XLA compiler, by name, as strings. Those whose names start with xla_ are passed on, and "
-        "checked when the devices are attached. All others are for the original compiler; a warning says that they "
-        "have no effect. The environment variable POPLAR_ENGINE_OPTIONS adds to them and takes precedence."),
+        "checked when the devices are attached. autoReport.directory and autoReport.all ask for a report. All others "
+        "are for the original compiler; a warning says that they have no effect. The environment variable "
+        "POPLAR_ENGINE_OPTIONS adds to them and takes precedence."),
     _poplar_options("convolutions", "convolutions"),
     Option("device_connection.enable_remote_buffers", bool, False,
         "Allow remote buffers while no device is attached.", no_effect=_REMOTE),

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from openipu import _validate as validate
+from openipu.engine.facts.calls import current
+from openipu.engine.facts.recorder import RunRecorder
 from openipu.engine.types import Tree
 
 import numpy as np
@@ -109,7 +111,7 @@ class Checkpoints:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="openipu-checkpoint")
         self._last_step, self._last_time = step, time.monotonic()
-        self._saving.append(self._thread.submit(self._save, step, arrays, values))
+        self._saving.append(self._thread.submit(self._save, step, arrays, values, current()))
         if wait:
             self.wait()
 
@@ -131,7 +133,7 @@ class Checkpoints:
                 self._thread = None
             self._lock.release()
 
-    def _save(self, step: int, arrays: dict[str, Any], values: dict[str, Any]) -> None:
+    def _save(self, step: int, arrays: dict[str, Any], values: dict[str, Any], run: RunRecorder | None) -> None:
         try:
             import orbax.checkpoint  # noqa: F401 - before the clock starts, because importing takes longer than writing
 
@@ -144,6 +146,8 @@ class Checkpoints:
             self._damaged.discard(step)
             self._remove_old()
             self._seconds = time.monotonic() - began
+            if run is not None:
+                run.saved(step, self._seconds, sum(a.nbytes for a in on_host.values()))
         except Exception as error:
             # Whatever went wrong (a full disk, a missing folder), the run is worth more than this checkpoint.
             self._retry_time = time.monotonic() + _RETRY_SECONDS

@@ -11,9 +11,6 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-COUNTED = "2 per multiply-add of matrix products and direct convolutions, 1 per element of other arithmetic"
-"""What `operations` counts, in words."""
-
 _MOVES = frozenset(
     """
     all_gather all_to_all axis_index bitcast_convert_type broadcast broadcast_in_dim concatenate

@@ -17,6 +17,8 @@ class Prefetch:
         self._error: BaseException | None = None
         self.ended = False
         """Whether the end of the data has been reached. With a depth of 1, there is then no next slab."""
+        self.found = 0
+        """How many slabs were ready when the latest one was asked for."""
 
     def prepare(self) -> None:
         """Build slabs until `depth` of them are ready."""
@@ -32,6 +34,7 @@ class Prefetch:
         return self
 
     def __next__(self) -> Slab:
+        self.found = len(self._ready)
         if self._ready:
             return self._ready.popleft()
         if self._error is not None:

@@ -47,6 +47,16 @@ class Slab:
         return self.count + self.has_tail
 
     @property
+    def batch_size(self) -> int:
+        """The samples of a full batch; 0 if there is only a tail."""
+        return 0 if self.body is None else int(jax.tree.leaves(self.body)[0].shape[2])
+
+    @property
+    def samples(self) -> int:
+        """The samples in the slab, over all replicas."""
+        return self.count * self.batch_size + (int(jax.tree.leaves(self.tail)[0].shape[0]) if self.has_tail else 0)
+
+    @property
     def end(self) -> int:
         """The index of the last step, as callbacks count."""
         return self.begin + self.steps - 1

@@ -18,6 +18,12 @@ def free_memory(replicas: Replicas) -> int:
     return _free(replicas) if replicas.is_local else min(group.exchange("free memory", _free(replicas)))
 
 
+def device_memory(replicas: Replicas) -> int | None:
+    """All bytes of one device; None if devices have no memory of their own."""
+    stats = replicas.own_devices[0].memory_stats() or {}
+    return int(stats["bytes_limit"]) if "bytes_limit" in stats else None
+
+
 def _free(replicas: Replicas) -> int:
     """Free bytes on each device of this process. Devices without memory of their own share the host's."""
     own = replicas.own_devices

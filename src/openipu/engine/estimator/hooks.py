@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openipu import _validate as validate
+from openipu.engine.facts.calls import doing
 from openipu.engine.host_io.outfeed_buffer import IPUOutfeedMode
 from openipu.engine.interrupts import interruptible
 from openipu.engine.types import Array, Tree
@@ -201,7 +202,7 @@ class Hooks:
     def begin(self, global_step: int) -> None:
         """Call the hooks before the first execution."""
         self.context.global_step = global_step
-        with interruptible():
+        with doing("callbacks"), interruptible():
             for hook in self._hooks:
                 hook.begin()
             for hook in self._hooks:
@@ -209,7 +210,7 @@ class Hooks:
 
     def before_run(self) -> None:
         """Call the hooks before an execution."""
-        with interruptible():
+        with doing("callbacks"), interruptible():
             self._asked = [hook.before_run(self.context) for hook in self._hooks]
 
     def after_run(self, global_step: int, values: dict[str, Any]) -> None:
@@ -217,12 +218,12 @@ class Hooks:
         values = {"global_step": global_step, **values}
         for hook, asked in zip(self._hooks, self._asked, strict=True):
             results = None if asked is None else jax.tree.map(lambda name: _fetch(values, name), asked.fetches)
-            with interruptible():
+            with doing("callbacks"), interruptible():
                 hook.after_run(self.context, SessionRunValues(results))
 
     def end(self) -> None:
         """Call the hooks after the last execution."""
-        with interruptible():
+        with doing("callbacks"), interruptible():
             for hook in self._hooks:
                 hook.end(self.context)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,10 @@ from openipu.engine.types import Data, Tree
 import jax
 import keras
 import numpy as np
+
+from .saved_state import Saved
+
+log = logging.getLogger("openipu")
 
 Batch = tuple[Tree, ...]
 """(features,) or (features, labels)."""
@@ -153,3 +158,23 @@ def _batched(leaf: object) -> np.ndarray:
             "that the first axis of every array is the example."
         )
     return array
+
+
+def resumed(input_fn: InputFn, found: Saved | None, limit: int) -> tuple[InputBatches, int]:
+    """The next `limit` training batches after those that a checkpoint has seen, and the size of a full batch."""
+    if found is None:
+        data = InputBatches(input_fn, 0, limit)
+        return data, data.batch_size
+    data = InputBatches(input_fn, found.batches, limit)
+    if data.batch_size == found.batch_size:
+        return data, found.batch_size
+    size = InputBatches(input_fn, 0, 1).batch_size  # training may resume at a smaller last batch
+    if found.batch_size in (0, size):
+        return data, size
+    skip, rest = divmod(found.examples, size)
+    level, again = (logging.WARNING, f", so it sees {rest} examples again") if rest else (logging.INFO, "")
+    log.log(
+        level, "The checkpoint has seen %d examples in batches of %d. With batches of %d, training resumes after %d "
+        "batches%s.", found.examples, found.batch_size, size, skip, again,
+    )  # fmt: skip
+    return InputBatches(input_fn, skip, limit), size

@@ -1,4 +1,4 @@
-"""What a user sees of a run: log lines, TensorBoard event files, and facts about its programs."""
+"""What a user sees of a run: log lines and TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import logging
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openipu.engine.core.operation_count import COUNTED
 from openipu.engine.core.state import Logs
-from openipu.engine.loop.loop import Loop
 from openipu.engine.types import Array
 
 import numpy as np
@@ -130,105 +127,6 @@ class Progress:
                 log.info("loss = %.6g, step = %d (%.3f sec, %.6g steps/sec)", value, step, seconds, rate)
             else:
                 self._summaries.write(step, {"loss": value, "global_step/sec": rate})
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramFacts:
-    """The facts about one compiled program, in numbers of one device."""
-
-    compile_seconds: float
-    before: bool
-    """Whether an earlier run compiled it."""
-    cached: bool
-    """Whether it came from the program cache."""
-    operations: float
-    """Of one step: a micro-batch and its share of an update."""
-    accessed: float
-    """Bytes read and written, as XLA counts them: the body of each loop only once."""
-    memory: tuple[tuple[str, int], ...]
-    """Bytes by kind. Kinds that the compiler does not report are left out."""
-
-    def lines(self) -> list[str]:
-        """The facts as the lines of a table."""
-        first = f"compiled before, in {self.compile_seconds:.3f} s" if self.before else f"{self.compile_seconds:.3f} s"
-        return [
-            f"  compile time          {first}",
-            f"  from the cache        {'yes' if self.cached else 'no'}",
-            f"  FLOPs per step        {self.operations:.6g} ({COUNTED})",
-            f"  bytes per step        {self.accessed:.6g} (read and written, as XLA counts them: inner loops once)",
-            *(f"  memory, {kind:<13} {size} bytes" for kind, size in self.memory),
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """Steps that were timed, from the end of the launch before them to the end of the last one."""
-
-    steps: int
-    seconds: float
-    after_first: bool
-    """False if there was only one launch, whose own time is given then."""
-
-    def text(self) -> str:
-        """The time per step, in words."""
-        which = "after the first launch" if self.after_first else "of the only launch"
-        return f"{1e3 * self.seconds / max(self.steps, 1):.3f} ms (mean of {self.steps} steps {which})"
-
-
-@dataclass(frozen=True, slots=True)
-class RunFacts:
-    """The facts about one call of `train`, `evaluate` or `predict`."""
-
-    name: str
-    platform: str
-    replicas: int
-    devices: int
-    """Devices of one replica."""
-    programs: tuple[ProgramFacts, ...]
-    launches: int
-    steps: int
-    """Micro-batches of one replica."""
-    seconds: float
-    """Duration without compilation."""
-    timed: Timed
-    feed_seconds: float
-    """Time that the host spent on building the batches of executions."""
-
-    def text(self) -> str:
-        """The facts as a table."""
-        lines = [
-            f"{self.name}: {self.replicas} replica(s) of {self.devices} device(s), {self.platform}",
-            f"  launches              {self.launches}",
-            f"  steps                 {self.steps}",
-            f"  time                  {self.seconds:.3f} s (from first to last, without compilation)",
-            f"  time per step         {self.timed.text()}",
-            f"  building batches      {self.feed_seconds:.3f} s",
-        ]
-        for number, program in enumerate(self.programs):
-            lines += [f"program {number}, numbers of one device", *program.lines()]
-        return "\n".join(lines) + "\n"
-
-
-def program_facts(loop: Loop, known: int) -> tuple[ProgramFacts, ...]:
-    """The facts about a loop's programs. The first `known` of them existed before this run."""
-    return tuple(
-        ProgramFacts(
-            program.compile_seconds,
-            number < known,
-            program.cached,
-            program.operations() if program.operations is not None else 0.0,
-            float((program.compiled.cost_analysis() or {}).get("bytes accessed", 0.0)),
-            _memory(program.compiled.memory_analysis()),
-        )
-        for number, program in enumerate(loop.programs.values())
-    )
-
-
-def _memory(analysis: object) -> tuple[tuple[str, int], ...]:
-    kinds = {"arguments": "argument", "results": "output", "reused": "alias", "temporary": "temp"}
-    found = [(kind, getattr(analysis, f"{name}_size_in_bytes", None)) for kind, name in kinds.items()]
-    code = getattr(analysis, "generated_code_size_in_bytes", None) or None  # 0 bytes means unknown
-    return tuple((kind, int(size)) for kind, size in [*found, ("program", code)] if size is not None)
 
 
 def plain(logs: Logs) -> Logs:

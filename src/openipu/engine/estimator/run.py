@@ -7,11 +7,10 @@ counts the steps. While training, it also delivers results and saves checkpoints
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from openipu.engine.checkpoint import Checkpoints
 from openipu.engine.core.state import Logs, State
@@ -20,6 +19,8 @@ from openipu.engine.data.feed import Feed
 from openipu.engine.data.slab import Slab
 from openipu.engine.devices import group
 from openipu.engine.devices.launching import Wait
+from openipu.engine.facts.calls import current, doing
+from openipu.engine.facts.recorder import RunRecorder
 from openipu.engine.interrupts import interruptible
 from openipu.engine.loop.driver import launches
 from openipu.engine.loop.loop import Result
@@ -32,19 +33,12 @@ from .hooks import CheckpointSaverListener, Hooks, SessionRunHook
 from .model_steps import ModelProgram
 from .model_trace import OtherVariablesError
 from .outbox import steps_first
-from .progress import NoSummaries, Progress, RunFacts, Summaries, Timed, program_facts
+from .progress import NoSummaries, Progress, Summaries
 from .run_settings import RunSettings
 from .saved_state import Saved
 from .specs import IPUEstimatorSpec
 
 log = logging.getLogger("openipu")
-
-
-class _Mark(NamedTuple):
-    """How far a run has come, on a clock that stops while programs are compiled."""
-
-    steps: int
-    seconds: float
 
 
 class Run:
@@ -60,10 +54,10 @@ class Run:
         config: RunSettings,
     ) -> None:
         self.program, self._model_dir, self._config = program, model_dir, config
-        self.global_step, self.steps, self._launches = start.global_step, 0, 0
+        self.global_step, self.steps = start.global_step, 0
         self._state: State = saving.restored(program, start, f"the checkpoint in {model_dir}")
         self.hooks = Hooks([*hooks, *program.model.spec.hooks])
-        self._feed = _TimedFeed(feed.source, feed.width)
+        self._feed = feed
         self._shapes: list[str] | None = None  # the arrays of the first batch
 
     @property
@@ -73,27 +67,21 @@ class Run:
 
     def launched(self) -> Iterator[list[Result]]:
         """Yield the results of each launch, and call the hooks around it."""
-        reported, known = self._config.ipu_run_config.compile_summary, len(self.program.loop.programs)
-        began = first = self._mark()
         self.hooks.begin(self.global_step)
         for launched in launches(self._feed.epoch(), self._execute):
-            self._launches += 1
             self._count(launched.slab)
             results = launched.results
             del launched  # it keeps the slab alive, and the next slab needs its memory
             self.hooks.context.global_step = self.global_step
             yield results
             self.hooks.after_run(self.global_step, _fetches(results))
-            if reported and self._launches == 1:
-                jax.block_until_ready(self._state)
-                first = self._mark()
             if self._stops():
                 break
         Wait()(self._state)
-        last = self._mark()
         self.hooks.end()
-        if reported and self.program.place.speaks:
-            self._write_report(self._facts(began, first, last, known))
+        run = current()
+        if run is not None and self._config.ipu_run_config.compile_summary and self.program.place.speaks:
+            self._write_report(run)
 
     def _stops(self) -> bool:
         """Whether a hook has asked to stop, in any instance of those that run together."""
@@ -111,28 +99,14 @@ class Run:
             raise _shapes_differ(self._shapes, slab) from error
         return results
 
-    def _mark(self) -> _Mark:
-        """The number of steps and the time so far."""
-        compiling = sum(program.compile_seconds for program in self.program.loop.programs.values())
-        return _Mark(self.steps, time.monotonic() - compiling)
-
-    def _facts(self, began: _Mark, first: _Mark, last: _Mark, known: int) -> RunFacts:
-        """The facts about a run. Its first launch ended at `first`; the first `known` programs existed before it."""
-        replicas, programs = self.program.place.replicas, program_facts(self.program.loop, known)
-        several = last.steps > first.steps
-        since = first if several else began
-        timed = Timed(last.steps - since.steps, last.seconds - since.seconds, several)
-        return RunFacts(
-            "predict" if self.mode == "infer" else self.mode, replicas.platform, replicas.count, replicas.each,
-            programs, self._launches, self.steps, last.seconds - began.seconds, timed, self._feed.seconds,
-        )  # fmt: skip
-
-    def _write_report(self, facts: RunFacts) -> None:
+    def _write_report(self, run: RunRecorder) -> None:
         """Write the facts about a run next to its checkpoints."""
-        path = self._model_dir / f"{facts.name}_report.txt"
+        run.settle()
+        run.count_operations()
+        path = self._model_dir / f"{'predict' if self.mode == 'infer' else self.mode}_report.txt"
         try:
             self._model_dir.mkdir(parents=True, exist_ok=True)
-            path.write_text(facts.text(), encoding="utf-8")
+            path.write_text(run.facts().text(), encoding="utf-8")
         except OSError as error:
             log.error("%s could not be written: %s.", path, error)
 
@@ -176,15 +150,17 @@ class Training(Run):
                 for listener in self._listeners:
                     listener.begin()
             for results in self.launched():
-                with interruptible():
+                with doing("callbacks"), interruptible():
                     self._deliver(results, summaries)
                 progress.note(self.global_step, _fetches(results)["loss"])
                 if periodic and self._is_due():
-                    self._save()
+                    with doing("checkpoint"):
+                        self._save()
             progress.close()
             if self.global_step < self._target and not self.hooks.context.stop_requested:
                 log.info("The data ended at step %d of %d.", self.global_step, self._target)
-            self._save(wait=True)
+            with doing("checkpoint"):
+                self._save(wait=True)
             with interruptible():
                 for listener in self._listeners:
                     listener.end(self.hooks.context, self.global_step)
@@ -203,7 +179,7 @@ class Training(Run):
         self.global_step += -(-slab.steps // self.program.place.replicas.count)
         self._batches += slab.steps
         self._own_batches += slab.steps if slab.own is None else slab.own
-        self._examples += _examples(slab)
+        self._examples += slab.samples
         if slab.has_tail and isinstance(self.program.layout, ReplicaLayout):
             # The program has counted a smaller last batch as a step of its own. Programs with stages do not.
             step, *rest = self._state.non_trainable
@@ -241,33 +217,10 @@ class Training(Run):
                 self.hooks.context.request_stop()
 
 
-class _TimedFeed(Feed):
-    """A feed that measures how long it takes to build slabs."""
-
-    seconds = 0.0
-
-    def epoch(self) -> Iterator[Slab]:
-        """The slabs of the next epoch."""
-        slabs = super().epoch()
-        while True:
-            began = time.monotonic()
-            slab = next(slabs, None)
-            self.seconds += time.monotonic() - began
-            if slab is None:
-                return
-            yield slab
-
-
 def _shapes(slab: Slab) -> list[str]:
     """The shapes of a batch's arrays, with N for the number of examples."""
     leaves, ahead = (jax.tree.leaves(slab.tail), 1) if slab.body is None else (jax.tree.leaves(slab.body), 3)
     return [f"({', '.join(map(str, ('N', *leaf.shape[ahead:])))})" for leaf in leaves]
-
-
-def _examples(slab: Slab) -> int:
-    """The number of examples in a slab, over all replicas."""
-    full = slab.count * jax.tree.leaves(slab.body)[0].shape[2] if slab.count else 0
-    return int(full + (jax.tree.leaves(slab.tail)[0].shape[0] if slab.has_tail else 0))
 
 
 def _shapes_differ(shapes: list[str], slab: Slab) -> ValueError:

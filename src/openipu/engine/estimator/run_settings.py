@@ -81,6 +81,10 @@ class RunSettings(Protocol):
         """How many checkpoints to keep; None for all."""
 
     @property
+    def report_dir(self) -> Path | None:
+        """The folder for reports on all calls; None for no reports."""
+
+    @property
     def log_step_count_steps(self) -> int | None:
         """Steps between two log lines; None for no log lines."""
 

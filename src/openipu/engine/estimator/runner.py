@@ -32,14 +32,16 @@ from openipu.engine.devices.launching import Wait
 from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.running import refuse_elsewhere, running
+from openipu.engine.facts.calls import Recording, doing, recorded
 from openipu.engine.interrupts import SHORT, interruptible, uninterrupted
+from openipu.engine.report.folder import FolderReport
 from openipu.engine.types import Data, Tree
 
 import jax
 
 from . import saved_state as saving
 from .hooks import CheckpointSaverListener, SessionRunHook
-from .inputs import InputBatches, InputContext, InputFn
+from .inputs import InputBatches, InputContext, InputFn, resumed
 from .model_steps import ModelProgram, make_program
 from .model_trace import DiscoveredModel, ModelFn, check_same_weights, discover, metrics_of
 from .outbox import Outbox
@@ -62,7 +64,7 @@ def _exclusive(method: Callable[Concatenate[EstimatorRunner, P], R]) -> Callable
 
     @functools.wraps(method)
     def call(self: EstimatorRunner, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._using(method.__name__):
+        with self._using(method.__name__, self._recording()):
             return method(self, *args, **kwargs)
 
     return call
@@ -87,6 +89,7 @@ class EstimatorRunner:
         self._model_fn, self.model_dir, self.config, self.params = model_fn, model_dir, config, params
         self._warm_start = warm_start
         self._programs: dict[Any, ModelProgram] = {}
+        self._report: FolderReport | None = None
 
     # --- programs
 
@@ -95,7 +98,8 @@ class EstimatorRunner:
         key = (mode, place, shapes_of(batch))
         self._programs = {k: program for k, program in self._programs.items() if k[1].generation == place.generation}
         if key not in self._programs:
-            self._programs[key] = self._make_program(mode, batch, place, params)
+            with doing("plan"):
+                self._programs[key] = self._make_program(mode, batch, place, params)
         return self._programs[key]
 
     def _make_program(self, mode: str, batch: Tree, place: Placement, params: Params) -> ModelProgram:
@@ -302,14 +306,19 @@ class EstimatorRunner:
         """Yield the predictions of each execution, with the example as first axis."""
         blocks = self._predictions(input_fn, params, hooks, path)
         block: list[Tree] = []
-        while True:
-            # The estimator is only in use while it computes, not while the user looks at the predictions.
-            with self._using("predict"):
-                try:
-                    block.append(next(blocks))
-                except StopIteration:
-                    return
-            yield block.pop()
+        recording = self._recording()
+        try:
+            while True:
+                # The estimator is only in use while it computes, not while the user looks at the predictions.
+                with self._using("predict", recording, together=True):
+                    try:
+                        block.append(next(blocks))
+                    except StopIteration:
+                        return
+                yield block.pop()
+        finally:
+            if recording is not None:
+                recording.changed()
 
     def _predictions(
         self, input_fn: Callable[..., Data], params: Params, hooks: Sequence[SessionRunHook], path: Path | None
@@ -322,7 +331,7 @@ class EstimatorRunner:
                 yield result.rows()
 
     @contextlib.contextmanager
-    def _using(self, call: str) -> Iterator[None]:
+    def _using(self, call: str, recording: Recording | None, together: bool = False) -> Iterator[None]:
         """Until the block ends, `call` is running: other threads cannot use the estimator or configure devices.
 
         Ctrl-C is held back, except where it is let through. See engine/interrupts.py.
@@ -330,8 +339,20 @@ class EstimatorRunner:
         with uninterrupted(SHORT):
             refuse_elsewhere(self, call)
             self.place("infer")  # configures devices, which is no longer possible when the call is running
-            with running(self, call, f"the estimator of {self._name!r}"):
+            with (
+                running(self, call, f"the estimator of {self._name!r}"),
+                recorded(call, self._name, together, also=recording),
+            ):
                 yield
+
+    def _recording(self) -> Recording | None:
+        """Who wants to know about a call, besides those who want to know about all runs of the process."""
+        folder = self.config.report_dir
+        if folder is None:
+            return Recording() if self.config.ipu_run_config.compile_summary else None
+        if self._report is None:
+            self._report = FolderReport(folder, self._name)
+        return self._report
 
     def _run(
         self,
@@ -353,26 +374,6 @@ class EstimatorRunner:
 
     def _feed(self, program: ModelProgram, data: InputBatches) -> Feed:
         return make_feed(program.place, self.iterations, data, accumulated=program.options.updates.steps)
-
-
-def resumed(input_fn: InputFn, found: Saved | None, limit: int) -> tuple[InputBatches, int]:
-    """The next `limit` training batches after those that a checkpoint has seen, and the size of a full batch."""
-    if found is None:
-        data = InputBatches(input_fn, 0, limit)
-        return data, data.batch_size
-    data = InputBatches(input_fn, found.batches, limit)
-    if data.batch_size == found.batch_size:
-        return data, found.batch_size
-    size = InputBatches(input_fn, 0, 1).batch_size  # training may resume at a smaller last batch
-    if found.batch_size in (0, size):
-        return data, size
-    skip, rest = divmod(found.examples, size)
-    level, again = (logging.WARNING, f", so it sees {rest} examples again") if rest else (logging.INFO, "")
-    log.log(
-        level, "The checkpoint has seen %d examples in batches of %d. With batches of %d, training resumes after %d "
-        "batches%s.", found.examples, found.batch_size, size, skip, again,
-    )  # fmt: skip
-    return InputBatches(input_fn, skip, limit), size
 
 
 def single_examples(blocks: Iterator[Tree], limit: int | None) -> Iterator[Tree]:

@@ -9,6 +9,7 @@ from openipu.engine.core.state import Logs, Mode
 from openipu.engine.data.slab import Slab
 from openipu.engine.data.sources import Source
 from openipu.engine.devices.launching import Wait
+from openipu.engine.facts.calls import doing
 from openipu.engine.host_io.step_logs import CallbackTeller, StepLogs
 from openipu.engine.interrupts import interruptible
 from openipu.engine.loop.driver import Launched
@@ -35,7 +36,7 @@ class Epoch:
 
     def execute(self, slab: Slab, _meanwhile: Callable[[], None]) -> list[Result]:
         """Launch a slab on the model's state."""
-        with interruptible():
+        with doing("callbacks"), interruptible():
             self._began(slab.begin)
         results: list[Result] = self.held.run(self._loop.execute, self._source.resident, slab)
         return results
@@ -43,7 +44,7 @@ class Epoch:
     def tell(self, launched: Launched) -> Tree:
         """Call the callbacks after a launch, and return its logs or outputs."""
         value = self._value(launched.results)
-        with interruptible():
+        with doing("callbacks"), interruptible():
             self._ended(launched.slab.end, {"outputs": value} if self._mode == "predict" else value)
         return value
 
@@ -90,7 +91,7 @@ class LiveEpoch(Epoch):
         assert teller is not None
         self._teller = None  # it holds the slab
         predicts = self._mode == "predict"
-        with interruptible():
+        with doing("callbacks"), interruptible():
             teller.rest(functools.partial(_outputs_of, value, launched.slab) if predicts else lambda _: value)
         return value
 

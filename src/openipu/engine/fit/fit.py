@@ -19,6 +19,7 @@ from openipu.engine.data.feed import Feed
 from openipu.engine.data.make_feed import limited, make_feed
 from openipu.engine.devices import group
 from openipu.engine.devices.placement import placement_on
+from openipu.engine.facts.calls import doing
 from openipu.engine.interrupts import interruptible
 from openipu.engine.keras_compat import api as keras_api
 from openipu.engine.keras_compat.build_model import build, build_for_predict, is_built
@@ -78,15 +79,16 @@ def fit(
     validation = Validation(validation_data, validation_freq, validation_batch_size or batch_size, validation_steps)
     _build_early(session, x, y, sample_weight, batch_size)
     place = session.reserve_place("train")
-    with interruptible():
+    with doing("feed"), interruptible():
         feed = make_feed(
             place, model.steps_per_execution, x, y, sample_weight,
             accumulated=options.updates.steps,
             batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
         )  # fmt: skip
     log.info("%s: %s", model.name, describe_updates(feed, place.replicas, options))
-    build(model, feed.source.first_batch)
-    session.check_labels("train", feed)
+    with doing("plan"):
+        build(model, feed.source.first_batch)
+        session.check_labels("train", feed)
     container = _callback_list(model, callbacks, add_history=True, verbose=verbose, epochs=epochs, steps=feed.num_steps)
     return _train(session, feed, container, validation, initial_epoch, epochs)
 
@@ -102,15 +104,16 @@ def _train(
     session.callbacks = callbacks
     model.stop_training = False
     try:
-        with interruptible():
+        with doing("callbacks"), interruptible():
             callbacks.on_train_begin()
         logs = _train_epochs(session, feed, callbacks, validation, initial_epoch, epochs)
     finally:
         keeper = session.keeper
         session.validation, session.resume, session.keeper, session.callbacks = outer
         if keeper is not None:
-            keeper.finish()
-    with interruptible():
+            with doing("checkpoint"):
+                keeper.finish()
+    with doing("callbacks"), interruptible():
         callbacks.on_train_end(logs=logs)
     return model.history
 
@@ -136,12 +139,12 @@ def _train_epoch(session: Session, feed: Feed, callbacks: CallbackList, validati
     """One epoch of training, and the validation after it if that is due. Returns the logs of both."""
     model = session.model
     model.reset_metrics()
-    with interruptible():
+    with doing("callbacks"), interruptible():
         callbacks.on_epoch_begin(epoch)
     logs = _run_metrics(session, "train", feed, callbacks, lambda: model.stop_training)
     if validation.is_due(model, epoch):
         logs |= validation.run(session, callbacks)
-    with interruptible():
+    with doing("callbacks"), interruptible():
         callbacks.on_epoch_end(epoch, logs)
     return logs
 
@@ -194,7 +197,7 @@ def evaluate(
     feed = session.validation if _use_cached_eval_dataset else None
     _build_early(session, x, y, sample_weight, batch_size)
     place = session.reserve_place("test")
-    with interruptible():
+    with doing("feed"), interruptible():
         feed = feed or make_feed(
             place, model.steps_per_execution, x, y, sample_weight, batch_size=batch_size, steps=steps
         )
@@ -209,20 +212,22 @@ def _build_early(session: Session, x: Data, y: Data, sample_weight: Data, batch_
     if not session.pipelined or is_built(model) or isinstance(x, Iterator):
         return
     feed = make_feed(placement_on(session.strategy.system), 1, x, y, sample_weight, batch_size=batch_size, told=True)
-    build_for_predict(model, feed.source.first_batch)
+    with doing("plan"):
+        build_for_predict(model, feed.source.first_batch)
 
 
 def _evaluate(session: Session, feed: Feed, callbacks: CallbackList) -> Logs:
     model = session.model
     feed.restart()
-    build(model, feed.source.first_batch)
-    session.check_labels("test", feed)
+    with doing("plan"):
+        build(model, feed.source.first_batch)
+        session.check_labels("test", feed)
     model.stop_evaluating = False
-    with interruptible():
+    with doing("callbacks"), interruptible():
         callbacks.on_test_begin()
     model.reset_metrics()
     logs = keras_api.pythonify_logs(_run_metrics(session, "test", feed, callbacks, lambda: model.stop_evaluating))
-    with interruptible():
+    with doing("callbacks"), interruptible():
         callbacks.on_test_end(logs)
     return dict(logs)
 
@@ -258,12 +263,13 @@ def predict(
     model = session.model
     _build_early(session, x, None, None, batch_size)
     place = session.reserve_place("predict")
-    with interruptible():
+    with doing("feed"), interruptible():
         feed = make_feed(place, model.steps_per_execution, x, batch_size=batch_size, steps=steps)
-    build_for_predict(model, feed.source.first_batch)
+    with doing("plan"):
+        build_for_predict(model, feed.source.first_batch)
     container = _callback_list(model, callbacks, verbose=verbose, epochs=1, steps=feed.num_steps)
     model.stop_predicting = False
-    with interruptible():
+    with doing("callbacks"), interruptible():
         container.on_predict_begin()
     blocks = []
     with contextlib.closing(session.epoch("predict", feed, container)) as epoch:
@@ -271,7 +277,7 @@ def predict(
             blocks.append(outputs)
             if model.stop_predicting:
                 break
-    with interruptible():
+    with doing("callbacks"), interruptible():
         container.on_predict_end()
     if not blocks:
         raise ValueError("The data source gave no batch to predict. Give at least one batch.")

@@ -21,6 +21,7 @@ from openipu.engine.data.slab import Slab
 from openipu.engine.devices import systems
 from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.devices.running import calls, refuse_elsewhere, running
+from openipu.engine.facts.calls import doing, recorded
 from openipu.engine.interrupts import SHORT, Task, uninterrupted
 from openipu.engine.keras_compat.patches import COMPILE
 from openipu.engine.loop.driver import launches
@@ -106,6 +107,7 @@ class Session:
         with (
             uninterrupted(SHORT),
             running(model, call, f"the model {model.name!r}"),
+            recorded(call, model.name, together=call.endswith("_on_batch")),
             COMPILE.using(self._compile, on=model, once=True),
         ):
             while self._late:  # a run that was left by a second Ctrl-C
@@ -206,7 +208,8 @@ class Session:
 
     def epoch(self, mode: Mode, feed: Feed, callbacks: keras.callbacks.CallbackList) -> Generator[Tree, None, None]:
         """Run one epoch. Yields the logs or outputs of each execution, after the callbacks have seen them."""
-        function = self.function(mode)
+        with doing("plan"):
+            function = self.function(mode)
         held = StateInFlight(self.model, mode, function.spread)
         keeper, resume = (self.keeper, self.resume) if mode == "train" else (None, None)
         if resume is not None:
@@ -230,7 +233,8 @@ class Session:
                 value, last = epoch.tell(launched), launched.last
                 del launched  # it holds the slab, whose memory the next one needs
                 if keeper and position:
-                    keeper.executed(position, held.snapshot, value, last)
+                    with doing("checkpoint"):
+                        keeper.executed(position, held.snapshot, value, last)
                 resume = None
                 yield value
             if resume is not None:

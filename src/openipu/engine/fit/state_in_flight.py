@@ -11,6 +11,7 @@ from openipu.engine.core.state import Mode, State
 from openipu.engine.core.state_layout import StateLayout
 from openipu.engine.devices.launching import is_ready
 from openipu.engine.devices.transfer import local
+from openipu.engine.facts.calls import doing
 from openipu.engine.host_io.step_logs import StillRunning
 from openipu.engine.interrupts import Task, leave, uninterrupted, wait_until
 from openipu.engine.keras_compat import api as keras_api
@@ -63,7 +64,7 @@ class StateInFlight:
         """Put the state back into the model's variables."""
         if self._state is None:
             return
-        with uninterrupted():
+        with uninterrupted(), doing("state"):
             owners, spread = self._owners or variables_of(self._model, self._mode), self._state
             assign(owners, self._spread.gather(spread))
             self._counted = [v.value for v in owners.metrics], spread.metrics
@@ -125,14 +126,19 @@ class StateInFlight:
     def _take(self) -> State:
         """The current state, taken out of the model."""
         if self._state is None:
-            # Kept, because a callback may change which variables are trainable.
-            self._owners = owners = variables_of(self._model, self._mode)
-            values = values_of(owners)
-            self._state = self._spread.spread(values)
-            own = self._own_metrics(values)
-            if own:
-                self._state = self._state._replace(metrics=own)
-            for part in owners:
-                keras_api.drop_values(part)
+            with doing("state"):
+                self._state = self._taken_out()
         state, self._state = self._state, None
+        return state
+
+    def _taken_out(self) -> State:
+        # Kept, because a callback may change which variables are trainable.
+        self._owners = owners = variables_of(self._model, self._mode)
+        values = values_of(owners)
+        state = self._spread.spread(values)
+        own = self._own_metrics(values)
+        if own:
+            state = state._replace(metrics=own)
+        for part in owners:
+            keras_api.drop_values(part)
         return state

@@ -19,6 +19,7 @@ from typing import Any
 from openipu.engine.core.state import Logs
 from openipu.engine.data.slab import Slab
 from openipu.engine.devices.launching import before_waiting
+from openipu.engine.facts.calls import doing
 from openipu.engine.interrupts import LISTEN, Task, interruptible, leave, let_through, uninterrupted
 from openipu.engine.types import Tree
 
@@ -85,7 +86,7 @@ class StepLogs:
                     meanwhile()
                 while (told := self._next()) is not None:
                     done, leaves = told
-                    with interruptible():
+                    with doing("callbacks"), interruptible():
                         tell(done, jax.tree.unflatten(self._structure, leaves))
         except BaseException as error:
             self.error = error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from openipu.engine.devices import group, program_cache
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.systems import spare_threads
+from openipu.engine.facts import calls
+from openipu.engine.facts.recorder import RunRecorder
+from openipu.engine.facts.values import MemoryUse, ProgramFacts
 from openipu.engine.host_io.outfeed_buffer import HostBuffer
 from openipu.engine.interrupts import SHORT, in_thread, let_through, uninterrupted
 from openipu.engine.keras_compat.patches import tracing
@@ -35,17 +39,43 @@ Function = Callable[..., tuple[Any, ...]]
 class CompiledProgram:
     """A compiled program, and the facts about it that reports show."""
 
+    name: str
     call: Function
     """Runs it. If programs are only compiled, returns zeros and the unchanged state."""
     compiled: jax.stages.Compiled
-    compile_seconds: float
-    """The time from the start of tracing to the end of compiling."""
+    seconds: tuple[float, float, float]
+    """The time that it took to trace, to lower and to compile it."""
     cached: bool = False
     """Whether it came from the cache of compiled programs."""
     operations: Callable[[], float] | None = None
     """Counts the operations of one step on one device: a micro-batch, and its share of an update."""
     outfeeds: Mapping[HostBuffer, Tree] = field(default_factory=dict)
     """The outfeeds that it fills, and the shapes of their elements."""
+    number: int = field(default_factory=itertools.count().__next__)
+    """Tells it apart from all others of the process."""
+
+    def facts(self, before: bool) -> ProgramFacts:
+        """The facts about it, without the number of its operations. `before` says whether it is an old one."""
+        return ProgramFacts(
+            self.name,
+            *self.seconds,
+            before,
+            calls.is_own(),
+            self.cached,
+            None,
+            float((self.compiled.cost_analysis() or {}).get("bytes accessed", 0.0)),
+            _memory(self.compiled.memory_analysis()),
+            len(self.compiled.as_text() or ""),
+        )
+
+    def note(self, run: RunRecorder, before: bool) -> None:
+        """Tell a run that is recorded that this program is a part of it."""
+        run.used(self.number, lambda: self.facts(before), self.operations and self._count)
+
+    def _count(self) -> float:
+        assert self.operations is not None
+        with tracing():
+            return self.operations()
 
 
 def compile_program(
@@ -61,29 +91,53 @@ def compile_program(
 
     `donate` lets the program reuse the buffers of its first argument.
     """
-    start, hits = time.perf_counter(), program_cache.hits()
+    clock, hits = _Clock(name), program_cache.hits()
     with convolution.counted() as replaced:
-        lowered = _lower(make, arguments, donate)
+        lowered = _lower(make, arguments, donate, clock)
     options: dict[str, Any] = replaced.compiler_options(place.replicas.platform) | dict(place.compiler_options)
     check_callbacks(lowered, place.replicas, name)
     if not place.replicas.is_local:
         _check_same(lowered, name)
     # In a thread of its own, because a compiler that runs in the main thread would not hear Ctrl-C.
-    compiled = in_thread(lambda: lowered.compile(options), "openipu-compile")
+    with clock.doing("compile"):
+        compiled = in_thread(lambda: lowered.compile(options), "openipu-compile")
     call = _never_run(lowered) if place.compile_only else compiled
-    seconds, cached = time.perf_counter() - start, program_cache.hits() > hits
     if place.dump_folder is not None:
         _dump(compiled, place.dump_folder, name)
-    log.debug("%s: compiled in %.2f s", name, seconds)
-    return CompiledProgram(call, compiled, seconds, cached, operations)
+    log.debug("%s: compiled in %.2f s", name, sum(clock.seconds))
+    trace, lower, compile = clock.seconds
+    program = CompiledProgram(
+        name, call, compiled, (trace, lower, compile), program_cache.hits() > hits, operations
+    )  # fmt: skip
+    if (run := calls.current()) is not None:
+        program.note(run, before=False)
+    return program
 
 
-def _lower(make: Callable[[], Function], arguments: tuple[Any, ...], donate: bool) -> jax.stages.Lowered:
+@dataclass(slots=True)
+class _Clock:
+    """Measures how long each part of compiling a program takes."""
+
+    name: str
+    seconds: list[float] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def doing(self, part: str) -> Iterator[None]:
+        """Measure the next part."""
+        began = time.perf_counter()
+        with calls.doing(part, self.name):
+            yield
+        self.seconds.append(time.perf_counter() - began)
+
+
+def _lower(make: Callable[[], Function], arguments: tuple[Any, ...], donate: bool, clock: _Clock) -> jax.stages.Lowered:
     """Trace and lower: the part of compiling that runs Python code of the user and of Keras."""
     with uninterrupted(SHORT), tracing():
-        traced = jax.jit(make(), donate_argnums=0 if donate else ()).trace(*arguments)
+        with clock.doing("trace"):
+            traced = jax.jit(make(), donate_argnums=0 if donate else ()).trace(*arguments)
         let_through()
-        lowered: jax.stages.Lowered = traced.lower()
+        with clock.doing("lower"):
+            lowered: jax.stages.Lowered = traced.lower()
     let_through()
     return lowered
 
@@ -115,6 +169,13 @@ def _never_run(lowered: jax.stages.Lowered) -> Function:
     """Stands in for a program that is compiled but not run. Results are zero, and the state does not change."""
     results, _, *rest = lowered.out_info
     return lambda state, *_: (zeros(results), state, *zeros(rest))
+
+
+def _memory(analysis: object) -> MemoryUse:
+    names = ("argument", "output", "alias", "temp")
+    arguments, results, reused, temporary = (getattr(analysis, f"{name}_size_in_bytes", None) for name in names)
+    code = getattr(analysis, "generated_code_size_in_bytes", None) or None  # 0 bytes means unknown
+    return MemoryUse(arguments, results, reused, temporary, code)
 
 
 def _dump(compiled: jax.stages.Compiled, folder: Path, name: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from openipu.engine.data.prefetch import Prefetch
 from openipu.engine.data.slab import Slab
 from openipu.engine.devices.launching import Wait
+from openipu.engine.facts import calls
 from openipu.engine.interrupts import interruptible, interruptibly
 
 from .loop import Result
@@ -32,7 +33,9 @@ def launches(slabs: Iterator[Slab], execute: Execute, depth: int = 1) -> Iterato
 
     At most two executions are under way at a time, so that memory does not grow with the number of steps.
     """
-    ready = Prefetch(slabs, depth)
+    ready = Prefetch(calls.feeding(slabs), depth)
+    if (run := calls.current()) is not None and calls.is_own():
+        run.ready = lambda: ready.found
     running: Any = None
     wait = Wait()
     for slab in interruptibly(ready):

@@ -18,9 +18,14 @@ from openipu.engine.core.state import Outcome, State
 from openipu.engine.data.instances import OwnParts, check_same
 from openipu.engine.data.slab import Slab, shapes_of
 from openipu.engine.devices.launching import in_turn
+from openipu.engine.devices.memory import device_memory
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.transfer import local, read
+from openipu.engine.facts import calls
+from openipu.engine.facts.recorder import RunRecorder
+from openipu.engine.facts.timeline import Interval
+from openipu.engine.facts.values import PipelineFacts, Place
 from openipu.engine.host_io.outfeed_buffer import filled
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.types import Array, Tree
@@ -28,6 +33,7 @@ from openipu.engine.types import Array, Tree
 import jax
 import numpy as np
 
+from .arrays import length
 from .compile import CompiledProgram, Function, compile_program
 from .outfeeds import Specs, UnforeseenError, mention_incomplete
 from .remainder import Counts, Job
@@ -106,6 +112,8 @@ class Loop(abc.ABC):
         outfeeds = {outfeed: spec for program in programs for outfeed, spec in program.outfeeds.items()}
         if outfeeds and any(job.counts.extra for job in jobs):
             mention_incomplete()
+        run = calls.current()
+        execution = None if run is None else self._note(run, programs, slab)
         results = []
         with filled(outfeeds.items(), replicas.own):
             for program, job in zip(programs, jobs, strict=True):
@@ -116,12 +124,34 @@ class Loop(abc.ABC):
                     value = local(value)
                 count = job.counts._replace(first=0).batches(replicas.count)
                 results.append(Result(value, int(count), job.tail is not None))
+            if run is not None and execution is not None:
+                steps = -(-slab.steps // replicas.count)
+                run.launched(execution, results[-1].value, state, steps, slab.samples, calls.is_own())
             if outfeeds:  # when the launch returns, all elements can be read, as after `strategy.run`
                 jax.block_until_ready(state)
         for outfeed in outfeeds:
             if outfeed.interrupt is not None:
                 log.error("An outfeed queue has lost elements: %r", outfeed.interrupt)
         return results, state
+
+    def pipeline_facts(self, steps: int) -> PipelineFacts | None:  # noqa: ARG002
+        """The plan of a pipeline for slabs of `steps` steps; None if this is not one."""
+        return None
+
+    def _note(self, run: RunRecorder, programs: list[CompiledProgram], slab: Slab) -> Interval:
+        """Tell a run that is recorded what is about to be launched."""
+        replicas = self._place.replicas
+        for program in programs:
+            program.note(run, before=True)
+        if calls.is_own():
+            run.placed(
+                lambda: Place(
+                    replicas.platform, str(replicas.devices[0].device_kind), replicas.count, replicas.each,
+                    device_memory(replicas), slab.batch_size, self._accumulation.steps,
+                ),
+                lambda: self.pipeline_facts(length(slab.body)),
+            )  # fmt: skip
+        return run.launching()
 
     def execute_one(self, state: State, batch: Tree) -> tuple[Result, State]:
         """Run a single batch that does not come from a feed, on the first replica.

@@ -26,10 +26,15 @@ from openipu.engine.devices import group, same_values, systems, transfer
 from openipu.engine.devices.current_system import system_of
 from openipu.engine.devices.kept_programs import KeptPrograms
 from openipu.engine.devices.launching import in_turn
-from openipu.engine.devices.memory import SLAB_SHARE, free_memory
+from openipu.engine.devices.memory import SLAB_SHARE, device_memory, free_memory
 from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.running import running
+from openipu.engine.facts import calls
+from openipu.engine.facts.calls import recorded
+from openipu.engine.facts.recorder import RunRecorder
+from openipu.engine.facts.timeline import Interval
+from openipu.engine.facts.values import Place
 from openipu.engine.host_io.outfeed_buffer import filled
 from openipu.engine.interrupts import SHORT, interruptible, uninterrupted
 from openipu.engine.keras_compat.patches import tracing
@@ -91,10 +96,15 @@ class UserProgram:
     def __call__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Run the function on all replicas, and return what the first one returns."""
         call = CallArguments.of(args, kwargs or {})
-        with uninterrupted(SHORT), running(call, "run", "a strategy"):
+        with (
+            uninterrupted(SHORT),
+            running(call, "run", "a strategy"),
+            recorded("run", getattr(self._fn, "__name__", "program"), together=True),
+        ):
             with self._lock, contextlib.suppress(NotInProgram):
                 if call.key not in self.programs:
-                    needs = self._discover(call)
+                    with calls.doing("plan"):
+                        needs = self._discover(call)
                     self.programs[call.key] = needs, self._compile(needs, call)
             if call.key in self.programs:
                 return self._launch(*self.programs[call.key], call)
@@ -203,7 +213,7 @@ class UserProgram:
         """
         if self._place.compile_only:
             return program.call([])[0]  # nothing is sent, fetched or assigned
-        with interruptible():
+        with calls.doing("feed"), interruptible():
             slabs = [feed.slab(count, self._place) for feed, count in needs.sent.values()]
         with uninterrupted():
             return self._launch_with(slabs, needs, program, call)
@@ -219,7 +229,11 @@ class UserProgram:
         try:
             with filled(needs.outfeeds.values(), replicas.own), _letting_through(needs):
                 launch = in_turn(self if needs.state else None, replicas.devices, program.call)
+                run = calls.current()
+                execution = None if run is None else self._note(run, program)
                 result, state, taken, visits = launch(*values, slabs, self._sent(call.arrays))
+                if run is not None and execution is not None:
+                    run.launched(execution, result, (taken, visits, state), 1, 0, calls.is_own())
                 if needs.visits_host:
                     jax.block_until_ready((result, state, taken, visits))
         except jax.errors.JaxRuntimeError:
@@ -237,6 +251,14 @@ class UserProgram:
                 raise feed.interrupt
             feed.check()
         return jax.tree.map(lambda a: a if replicas.count == 1 else a.addressable_data(0), result)
+
+    def _note(self, run: RunRecorder, program: CompiledProgram) -> Interval:
+        """Tell a run that is recorded what is about to be launched."""
+        program.note(run, before=True)
+        replicas = self._place.replicas
+        kind, memory = str(replicas.devices[0].device_kind), device_memory(replicas)
+        run.placed(lambda: Place(replicas.platform, kind, replicas.count, replicas.each, memory, 0, 1), lambda: None)
+        return run.launching()
 
     def _share(self, needs: Needs, call: CallArguments) -> None:
         """Let all instances start alike: arguments must be equal, and variables become those of instance 0."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
@@ -11,6 +12,8 @@ from typing import Final
 from .actions import Action, Kind, Table
 from .measures import Costs, bubble, durations, live_on_devices
 
+_NAME: Final = "openipu-schedule"
+"""The class of the picture."""
 _SHADES: Final = 8
 """After this many micro-batches, the colours repeat."""
 _LEFT, _RIGHT, _TOP, _ROW, _GAP, _BOTTOM = 84, 88, 56, 30, 6, 66
@@ -57,7 +60,8 @@ def svg(table: Table, title: str = "", costs: Costs | None = None, width: int = 
     wide, high = round(max(scale.right, _LEFT + 400) + _RIGHT), scale.bottom + _BOTTOM
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="{_NAME}" width="{wide}" height="{high}" '
+            f'viewBox="0 0 {wide} {high}">',
             f"<style>{_style()}</style>",
             '<rect width="100%" height="100%" fill="#fff"/>',
             *parts,
@@ -69,20 +73,30 @@ def svg(table: Table, title: str = "", costs: Costs | None = None, width: int = 
 def _style() -> str:
     rules = [
         "text{font:11px system-ui,sans-serif;fill:#333;text-anchor:middle}",
-        ".t{font-size:15px;font-weight:600;fill:#111}.s{fill:#666}.l{text-anchor:start}.d{font-weight:600}",
-        ".n text{fill:#111}.g{stroke:#d8d8de;stroke-width:1}.i{fill:#f1f1f4}.o rect{stroke:#111;stroke-width:1.6}",
+        ".t{font-size:15px;font-weight:600;fill:#111}",
+        ".s{fill:#666}",
+        ".l{text-anchor:start}",
+        ".d{font-weight:600}",
+        ".n text{fill:#111}",
+        ".g{stroke:#d8d8de;stroke-width:1}",
+        ".i{fill:#f1f1f4}",
+        ".o rect{stroke:#111;stroke-width:1.6}",
     ]
     for shade in range(_SHADES):
         rules += [f".{kind.value}{shade}{{fill:{_colour(kind, shade)}}}" for kind in Kind]
-    return "".join(rules)
+    return "".join(f".{_NAME} {rule}" for rule in rules)  # inside a page, they must not reach beyond the picture
 
 
 def _colour(kind: Kind, shade: int) -> str:
     """Blues for forwards and oranges for backwards. Neighbouring shades differ."""
     along = shade / (_SHADES - 1)
     if kind is Kind.FORWARD:
-        return f"hsl({198 + 30 * along:.0f} {60 + 18 * along:.0f}% {86 - 19 * along:.0f}%)"
-    return f"hsl({46 - 28 * along:.0f} 90% {82 - 16 * along:.0f}%)"
+        hue, light, strength = 198 + 30 * along, 86 - 19 * along, 60 + 18 * along
+    else:
+        hue, light, strength = 46 - 28 * along, 82 - 16 * along, 90.0
+    # As hexadecimal numbers, because some viewers draw other forms black.
+    parts = colorsys.hls_to_rgb(hue / 360, light / 100, strength / 100)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
 
 
 def _heading(table: Table, title: str, costs: Costs) -> Iterator[str]:

@@ -17,6 +17,7 @@ from openipu.engine.devices.kept_programs import KeptPrograms
 from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.devices.running import running
 from openipu.engine.devices.transfer import read
+from openipu.engine.facts.calls import recorded
 from openipu.engine.interrupts import uninterrupted
 from openipu.engine.keras_compat.patches import tracing
 from openipu.engine.pipeline.runtime.stage_function import Arrays
@@ -87,7 +88,11 @@ class Runner:
             [],
         )
         slab = Slab(0, count * self.place.replicas.count, body, None)
-        with uninterrupted(), running(self, "pipeline", "`pipelining_ops`"):
+        with (
+            uninterrupted(),
+            running(self, "pipeline", "`pipelining_ops`"),
+            recorded("pipeline", "functions", together=True),
+        ):
             state = self.layout.spread(values_of(owners))
             [result], state = self.loop.execute(state, None, slab)
             assign(owners, self.layout.gather(state))

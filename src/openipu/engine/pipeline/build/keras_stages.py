@@ -158,7 +158,8 @@ def stages_of_keras_model(model: keras.Model, mode: Mode, stages: Sequence[Stage
         for stage, trained, others in zip(stages, weights.used, state.used, strict=True):
             own = _KerasStage(model, mode, stage, trained, others, tuple(common), structures)
             run = on_replica(place, own.run, lambda context: rows_of(context.batch))
-            found.append(StageFunction(trained, others, run, change))
+            layers = tuple(layer.name for layer in stage.layers)
+            found.append(StageFunction(trained, others, run, change, layers))
         return tuple(found)
 
     return ModelInStages(weights, state, optimizer, functions)

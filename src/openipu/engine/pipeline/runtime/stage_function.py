@@ -77,6 +77,8 @@ class StageFunction:
     map_gradients: Callable[[Arrays, Arrays, Arrays], Arrays] | None = None
     """`map_gradients(gradients, weights, optimizer)` changes the gradients of each micro-batch before they are added
     up."""
+    layers: tuple[str, ...] = ()
+    """The names of its layers, for reports."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,12 +15,14 @@ from openipu.engine.core.state import Outcome, Spot, State
 from openipu.engine.data.slab import Slab
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import REPLICA_AXIS
+from openipu.engine.facts.values import PipelineFacts, StageFacts
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.loop.arrays import fetch, length, own_column, row, rows_of, zeros
 from openipu.engine.loop.compile import Function
 from openipu.engine.loop.loop import Loop
 from openipu.engine.loop.outfeeds import Outfeeds, Specs
 from openipu.engine.loop.remainder import Counts, Form, Job
+from openipu.engine.schedule.measures import live_on_devices, measure
 from openipu.engine.schedule.table_arrays import TableArrays, compile_table
 from openipu.engine.types import Array, Tree
 
@@ -31,6 +34,9 @@ from .stage_function import StageContext, StageFunction, specs_of
 from .stage_layout import StageLayout
 from .staged_execution import StagedExecution, updated, watched
 from .ticks import Pipeline, make_pipeline
+
+LONGEST_TABLE = 4000
+"""The most cells of a table that a report shows. Longer ones only repeat themselves."""
 
 
 class StageLoop(Loop):
@@ -107,6 +113,22 @@ class StageLoop(Loop):
         whole = traced(execution)
         last = traced(update) if self._spread.update is not None else 0.0
         return (whole - last) / replicas.each + last / self._accumulation.steps
+
+    def pipeline_facts(self, steps: int) -> PipelineFacts:
+        """The plan of the pipeline. Without training, it depends on the number of steps in a slab."""
+        pipelining, specs = self._pipelining, self._spread.weights.specs()
+        table = pipelining.table(steps)
+        measures = measure(table)
+        stages = tuple(
+            StageFacts(device, stage.layers, sum(math.prod(specs[n].shape) for n in stage.weights))
+            for device, stage in zip(pipelining.devices, self._stages, strict=True)
+        )
+        short = table.ticks * len(table.cells) <= LONGEST_TABLE
+        rows = tuple(" ".join(",".join(map(str, cell)) or "-" for cell in row) for row in table.cells) if short else ()
+        return PipelineFacts(
+            type(pipelining.schedule).__name__, stages, table.micro_batches, table.ticks, measures.bubble,
+            live_on_devices(table), table.training, rows,
+        )  # fmt: skip
 
     def _staged(
         self, form: Form, state: State, resident: Tree, body: Tree, tail: Tree, outfeeds: Specs | None = None

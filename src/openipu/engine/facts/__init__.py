@@ -1,0 +1,1 @@
+"""Facts about runs: values that reports show, and the recorder that collects them while a run is under way."""

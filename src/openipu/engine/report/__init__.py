@@ -1,0 +1,1 @@
+"""Reports on runs, made from their facts alone: a page, JSON with a schema, and a trace for Perfetto."""

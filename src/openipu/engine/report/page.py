@@ -1,0 +1,52 @@
+"""report.html: one page that needs nothing else. The template escapes everything that is not a picture."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from typing import TYPE_CHECKING
+
+from openipu.engine.facts.values import COUNTED, Report, RunFacts
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+
+def page(report: Report) -> str:
+    """The text of the page."""
+    return _template().render(report=report, counted=COUNTED, written=_date(report.written))
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    from . import pictures, summary
+
+    environment = Environment(
+        loader=PackageLoader("openipu.engine.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"size": summary.size, "quantity": summary.quantity, "date": _date}
+    environment.globals |= {
+        "pictures": pictures,
+        "parts": summary.parts,
+        "headline": summary.headline,
+        "advice": summary.advice,
+        "colours": pictures.COLOURS,
+        "charts": _charts,
+    }
+    return environment.get_template("report.html")
+
+
+def _charts(run: RunFacts) -> list[tuple[str, list[tuple[float, float | None]]]]:
+    """Each loss and metric of a run, over its steps."""
+    names = dict.fromkeys(name for logged in run.logged for name in logged.values)
+    return [(name, [(logged.step, logged.values.get(name)) for logged in run.logged]) for name in names]
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
