@@ -108,6 +108,38 @@ def show_schedule(
         fail(error, 2)
 
 
+@app.command(
+    "run",
+    no_args_is_help=True,
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+)
+def run_script(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python file.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="Arguments of the script.")] = None,
+) -> None:
+    """Run a script that was written for TensorFlow 2 on the IPU, as it is.
+
+    Needs TensorFlow: pip install "openipu[tensorflow]".
+
+    Examples:
+
+    openipu run train.py --epochs 3
+
+    openipu launch --num-instances 2 openipu run train.py
+    """
+    from openipu.run import run_script as run
+
+    from .terminal import fail
+
+    if not Path(script).is_file():
+        fail(FileNotFoundError(f"There is no script {script}. Give the path of a Python file."), 2)
+    try:
+        import openipu.tensorflow  # noqa: F401 - so that errors of the script itself keep their traceback
+    except ImportError as error:
+        fail(error, 2)
+    run(script, arguments or ())
+
+
 @app.command("launch", cls=LaunchCommand, no_args_is_help=True)
 def launch_instances(
     context: typer.Context,
