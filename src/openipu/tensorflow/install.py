@@ -27,7 +27,7 @@ def install() -> None:
         check()
         replacements = Replacements()
         names.install(replacements)
-        for part in ("idioms", "datasets"):
+        for part in ("idioms", "datasets", "values", "bridge", "gradient_tape", "control_flow", "functions"):
             importlib.import_module(f"{__package__}.{part}").install(replacements)
         _replacements = replacements
 

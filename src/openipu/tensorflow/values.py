@@ -1,0 +1,126 @@
+"""Values that belong to JAX and Keras, and what TensorFlow's values are to them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import tensorflow as tf
+from jax.extend.core import get_opaque_trace_state
+
+from .replacements import Replacements
+
+_OPERATORS: Final = (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lt", "le", "gt", "ge", "eq", "ne", "and",
+    "or", "xor",
+)  # fmt: skip
+LIBRARIES: Final = ("openipu", "tensorflow", "keras", "jax", "importlib", "contextlib", "functools", "inspect")
+_PLAIN: Final = frozenset({int, float, bool, str, type(None), np.ndarray, tf.DType, type(tf.constant(0))})
+_IDLE = get_opaque_trace_state(convention="flax")
+"""What JAX says when it is not tracing. This module is never loaded by traced code."""
+
+
+class Lazy:
+    """A value of a program that is computed when it is needed as an array, through `__jax_array__`."""
+
+    __slots__ = ()
+
+
+@functools.cache
+def _foreign_type(kind: type) -> bool:
+    return issubclass(kind, (jax.core.Tracer, keras.Variable, keras.KerasTensor, Lazy)) or issubclass(kind, jax.Array)
+
+
+def is_foreign(value: object) -> bool:
+    """Whether a value is one of JAX or Keras, or a list, tuple or dict with one in it."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return any(map(is_foreign, value))  # type: ignore[call-overload]
+    if kind is dict:
+        return any(map(is_foreign, value.values()))  # type: ignore[attr-defined]
+    return _foreign_type(kind)
+
+
+def any_foreign(args: Iterable[object], kwargs: dict[str, object]) -> bool:
+    """Whether any argument is a value of JAX or Keras."""
+    # Plain loops over the types that TensorFlow knows first: this runs at every call of an operation.
+    for value in args:
+        if type(value) not in _PLAIN and is_foreign(value):
+            return True
+    for value in kwargs.values():
+        if type(value) not in _PLAIN and is_foreign(value):
+            return True
+    return False
+
+
+def is_symbolic(value: object) -> bool:
+    """Whether a value stands for one in a Keras model that is being built."""
+    return any(isinstance(leaf, keras.KerasTensor) for leaf in jax.tree.leaves(value))
+
+
+def being_traced() -> bool:
+    """Whether JAX is tracing in this thread, and TensorFlow is not."""
+    return tf.executing_eagerly() and get_opaque_trace_state(convention="flax") != _IDLE
+
+
+def native(value: Any) -> Any:
+    """A value as JAX has it: arrays for tensors and variables, names for dtypes, tuples for shapes."""
+    return jax.tree.map(_native, value, is_leaf=lambda leaf: isinstance(leaf, tf.TensorShape | keras.Variable))
+
+
+def _native(value: Any) -> Any:
+    if isinstance(value, keras.Variable):
+        return value.value
+    if isinstance(value, tf.Variable):
+        raise TypeError(
+            f"The tf.Variable {value.name!r} is used with values of a device program, which cannot see its changes "
+            f"({where()}). Make a `keras.Variable` of it."
+        )
+    if isinstance(value, Lazy):
+        return jnp.asarray(value)
+    if isinstance(value, tf.DType):
+        return value.name
+    if isinstance(value, tf.TensorShape):
+        return tuple(value)
+    return jnp.asarray(value.numpy()) if isinstance(value, tf.Tensor) else value
+
+
+def where() -> str:
+    """The line of the user's code that is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in LIBRARIES and not frame.f_code.co_filename.startswith("<"):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "an unknown line"
+
+
+def install(replacements: Replacements) -> None:
+    """Let tensors and arrays meet in arithmetic, and let arrays answer to `numpy()`."""
+    replacements.put(tf.Tensor, "__jax_array__", lambda tensor: jnp.asarray(tensor.numpy()))
+    replacements.put(tf.DType, "dtype", property(lambda dtype: np.dtype(dtype.as_numpy_dtype)))
+    for name in _OPERATORS:
+        method = f"__{name}__"
+        replacements.put(tf.Tensor, method, _deferring(getattr(tf.Tensor, method)))
+    # Found by name: to make an array would start the devices, before a script has configured them.
+    for kind in jax.Array.__subclasses__():
+        if kind.__name__ == "ArrayImpl":
+            replacements.put(kind, "numpy", lambda array: np.asarray(array))  # noqa: PLW0108 - binds self
+
+
+def _deferring(original: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator of tensors that leaves it to the other operand if that is a value of JAX or Keras."""
+
+    @functools.wraps(original)
+    def operator(self: tf.Tensor, other: object) -> Any:
+        return NotImplemented if _foreign_type(type(other)) else original(self, other)
+
+    return operator
