@@ -7,13 +7,12 @@ import sys
 from types import ModuleType
 
 import openipu
+from openipu.tensorflow.names import ALIASES, OPTIMIZER_MODULES
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from openipu.tensorflow.names import ALIASES, OPTIMIZER_MODULES
 
 MODULES = [name for name in openipu.__all__ if isinstance(getattr(openipu, name), ModuleType)]
 
@@ -76,7 +75,7 @@ def test_old_modules_of_optimizers(module):
 
 
 def test_a_module_that_is_not_there_is_named_with_the_remedy():
-    with pytest.raises(ModuleNotFoundError, match="OpenIPU has no `openipu.nonsense`.*docs/scripts.md"):
+    with pytest.raises(ModuleNotFoundError, match=r"OpenIPU has no `openipu.nonsense`.*docs/scripts.md"):
         importlib.import_module("tensorflow.python.ipu.nonsense")
 
 
@@ -167,7 +166,9 @@ def test_without_tensorflow_there_is_one_sentence(tmp_path):
     )
 
 
-@pytest.mark.parametrize("command", [["-m", "openipu", "run"], ["-m", "openipu.run"]])
+@pytest.mark.parametrize(
+    "command", [["-m", "openipu", "run"], pytest.param(["-m", "openipu.run"], marks=pytest.mark.slow)]
+)
 def test_the_command_runs_a_script_with_its_arguments(command, tmp_path):
     (tmp_path / "beside.py").write_text("from tensorflow.python import ipu\nname = ipu.__name__")
     script = tmp_path / "script.py"

@@ -60,7 +60,7 @@ SMOOTH: dict[str, Callable[[Any, Any], Any]] = {
     "norm": lambda x, y: tf.norm(x, axis=1) + tf.linalg.norm(y, ord=1, axis=1),
     "one_hot": lambda x, y: tf.one_hot([1, 0, 5, 2], 6, on_value=2.0, off_value=-1.0) * x * y,
     "pad": lambda x, y: tf.pad(x * y, [[1, 0], [0, 2]], constant_values=1.0),
-    "pow": lambda x, y: tf.pow(x, y),
+    "pow": lambda x, y: tf.pow(x, y + 1),
     "reduce_max": lambda x, y: tf.reduce_max(x, axis=1) * tf.reduce_min(y),
     "reduce_mean": lambda x, y: tf.reduce_mean(x * y, axis=[0, 1], keepdims=True),
     "reduce_prod": lambda x, y: tf.reduce_prod(x, axis=1) * tf.reduce_sum(y, 1),
@@ -202,10 +202,8 @@ def test_a_layer_with_tensorflows_operations_trains():
 def test_what_tensorflow_compiles_is_named_once(caplog):
     caplog.set_level(logging.INFO, "openipu")
     for _ in range(2):
-        jax.jit(lambda x: tf.math.bessel_i0e(x))(X)
-    assert [r.getMessage() for r in caplog.records if "bessel_i0e" in r.getMessage()] == [
-        "tf.math.bessel_i0e is computed by TensorFlow inside the program; keras.ops and jax.numpy have faster operations."
-    ]
+        jax.jit(tf.math.bessel_i0e)(X)
+    assert caplog.text.count("tf.math.bessel_i0e is computed by TensorFlow inside the program") == 1
 
 
 @pytest.mark.parametrize("operation", ["strings.as_string", "unique", "raw_ops.Where"])
@@ -220,10 +218,10 @@ def test_what_cannot_be_compiled_is_named_with_its_line(operation):
 
 def test_checks_of_values_say_that_they_are_not_made(caplog):
     caplog.set_level(logging.INFO, "openipu")
-    jax.jit(lambda x: tf.debugging.assert_non_negative(x))(jnp.ones(2))
+    jax.jit(tf.debugging.assert_non_negative)(jnp.ones(2))
     assert "tf.debugging.assert_non_negative has no effect" in caplog.text
 
 
 def test_random_numbers_in_a_layer_are_refused_with_the_remedy():
-    with pytest.raises(NotImplementedError, match="keras.random.SeedGenerator"):
+    with pytest.raises(NotImplementedError, match=r"keras\.random\.SeedGenerator"):
         jax.jit(lambda x: x + tf.random.normal([2]))(jnp.ones(2))

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+
 from replication import configure_all, strategy
 
 X = np.random.default_rng(0).normal(size=(64, 5)).astype(np.float32)
@@ -145,11 +146,11 @@ def test_conditions_and_loops_on_values_of_the_program():
         while n != 1:
             if n % 2 == 0:
                 n = n // 2
-            elif n > 2 and not n == 0:
+            elif n > 2 and not n == 0:  # noqa: SIM201
                 n = 3 * n + 1
             else:
                 n = n - 1
-            largest = n if n > largest else largest
+            largest = n if n > largest else largest  # noqa: FURB136
             steps += 1
         return steps, largest
 
@@ -282,7 +283,7 @@ def test_what_a_program_cannot_do_is_refused_with_the_remedy():
 
     @tf.function
     def differs(x):
-        if tf.reduce_sum(x) > 0:
+        if tf.reduce_sum(x) > 0:  # noqa: SIM108
             y = x
         else:
             y = x[:2]

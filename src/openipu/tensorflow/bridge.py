@@ -18,7 +18,7 @@ from types import FunctionType, ModuleType
 from typing import Any, Final
 
 from openipu import _validate as validate
-from openipu.engine.types import Array, Tree
+from openipu.engine.types import Tree
 
 import jax
 import keras
@@ -66,7 +66,7 @@ def install(replacements: Replacements) -> None:
 
 
 def _module(path: str) -> ModuleType:
-    module = tf
+    module: ModuleType = tf
     for name in path.split(".") if path else ():
         module = getattr(module, name)
     return module
@@ -176,7 +176,7 @@ def _in_tensorflow(name: str, original: Function, args: Sequence[Any], kwargs: M
         ) from error
 
 
-def _short(tensor: tf.Tensor) -> Array:
+def _short(tensor: tf.Tensor) -> tf.Tensor:
     """A result in a dtype that devices have."""
     shorter = {tf.int64: tf.int32, tf.uint64: tf.uint32, tf.float64: tf.float32}
     return tf.cast(tensor, shorter[tensor.dtype]) if tensor.dtype in shorter else tensor

@@ -33,9 +33,9 @@ Body = Callable[..., None]
 class Range(Lazy):
     """`tf.range` in a program: a loop runs over it without having its values."""
 
-    start: ArrayLike
-    limit: ArrayLike
-    delta: ArrayLike
+    start: Any
+    limit: Any
+    delta: Any
     dtype: Any
 
     @property
@@ -110,8 +110,8 @@ class _Carried:
             before = self._first[place]
             if place not in self._places and value is not before and not _is_undefined(before):
                 raise TypeError(
-                    f"A loop changes `{self._names[place]}` from {before!r} to {value!r} ({where()}). A program carries "
-                    "only numbers and arrays through a loop. Start with one."
+                    f"A loop changes `{self._names[place]}` from {before!r} to {value!r} ({where()}). A program "
+                    "carries only numbers and arrays through a loop. Start with one."
                 )
         pairs = ((self._names[p], old, state[p]) for p, old in zip(self._places, self.values, strict=True))
         return [_like(name, old, new) for name, old, new in pairs]
@@ -244,8 +244,8 @@ def _choose(trace: ProgramTrace, condition: Array, branches: Sequence[Callable[[
     chosen = trace.cond(condition.astype(bool), (branch(branches[0]), branch(branches[1])), [])
     if trace.demands != demanded:
         raise ValueError(
-            f"A branch of an `if` takes an element from an iterator ({where()}). Take it before the `if`, because every "
-            "iteration of a loop takes the same number of elements."
+            f"A branch of an `if` takes an element from an iterator ({where()}). Take it before the `if`, because "
+            "every iteration of a loop takes the same number of elements."
         )
     return chosen
 
@@ -278,7 +278,8 @@ def _if_statement(original: Callable[..., None]) -> Callable[..., None]:
         except TypeError as error:
             raise TypeError(
                 f"The branches of an `if` on a value of the program ({where()}) leave different values in "
-                f"{', '.join(names[:nouts])}. Give each of them a value of one shape and dtype in both branches. {error}"
+                f"{', '.join(names[:nouts])}. Give each of them a value of one shape and dtype in both branches. "
+                f"{error}"
             ) from None
         one, other = after[body], after[orelse]
         same = [a is b or (_is_undefined(a) and _is_undefined(b)) for a, b in zip(one, other, strict=True)]
@@ -336,9 +337,9 @@ def _range(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if not being_traced():
             return original(start, limit, delta, dtype=dtype, name=name)
-        bounds = [native(value) for value in ((0, start) if limit is None else (start, limit))]
-        kind = jnp.result_type(*bounds, delta) if dtype is None else native(dtype)
-        found = Range(*bounds, native(delta), jax.dtypes.canonicalize_dtype(kind))
+        first, end = (0, native(start)) if limit is None else (native(start), native(limit))
+        kind = jnp.result_type(first, end, delta) if dtype is None else native(dtype)
+        found = Range(first, end, native(delta), jax.dtypes.canonicalize_dtype(kind))
         return jnp.asarray(found) if current() is None else found
 
     return range_
@@ -350,7 +351,7 @@ def _cond_function(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(pred, true_fn, false_fn, name=name)
         trace, structures = current(), []
         if trace is None:
-            return jax.lax.cond(pred, lambda: true_fn(), lambda: false_fn())
+            return jax.lax.cond(pred, true_fn, false_fn)
 
         def branch(function: Callable[[], Any]) -> list[Any]:
             leaves, structure = jax.tree.flatten(function())

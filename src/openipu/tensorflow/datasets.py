@@ -62,6 +62,6 @@ def _file(name: str, original: Callable[..., Any], fname: str, *args: Any, **kwa
     # Keras reports a failed download as a bare Exception.
     except Exception as error:
         raise FileNotFoundError(
-            f"The dataset {name} could not be loaded: {error}. Put its file {fname} into a folder, and set OPENIPU_DATA "
-            "to that folder."
+            f"The dataset {name} could not be loaded: {error}. Put its file {fname} into a folder, and set "
+            "OPENIPU_DATA to that folder."
         ) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import threading
 
@@ -27,8 +26,11 @@ def install() -> None:
         check()
         replacements = Replacements()
         names.install(replacements)
-        for part in ("idioms", "datasets", "values", "bridge", "gradient_tape", "control_flow", "functions"):
-            importlib.import_module(f"{__package__}.{part}").install(replacements)
+        # Here, because they load TensorFlow.
+        from . import bridge, control_flow, datasets, functions, gradient_tape, idioms, values
+
+        for part in (idioms, datasets, values, bridge, gradient_tape, control_flow, functions):
+            part.install(replacements)
         _replacements = replacements
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from openipu.engine.types import Array, Tree
+from openipu.engine.types import Tree
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,15 @@ import keras
 import numpy as np
 from jax import lax, nn
 from jax.scipy import special
-from jax.typing import ArrayLike
 
 Native = Callable[..., Any]
 Axis = int | Sequence[int] | None
-Shape = Sequence[int] | ArrayLike
-DType = str | np.dtype | type | None
+Tensor = Any
+"""An array of JAX or NumPy, a number, or a list of them."""
+Shape = Any
+"""Whole numbers: in a list, a tuple or an array."""
+DType = Any
+"""The name of a dtype, or None."""
 
 TABLE: Final[dict[str, Native]] = {}
 """The functions by their names in TensorFlow, without the namespace."""
@@ -41,7 +44,7 @@ def native(*names: str) -> Callable[[Native], Native]:
 def _all_values(function: Native) -> Native:
     """A function whose arguments have many names in TensorFlow but are all arrays."""
 
-    def call(**values: ArrayLike) -> Any:
+    def call(**values: Tensor) -> Any:
         return function(*(jnp.asarray(v) if isinstance(v, list | tuple) else v for v in values.values()))
 
     call.__signature__ = None  # type: ignore[attr-defined]
@@ -49,7 +52,7 @@ def _all_values(function: Native) -> Native:
 
 
 def _reduction(function: Native) -> Native:
-    def call(input_tensor: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
+    def call(input_tensor: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
         return function(jnp.asarray(input_tensor), axis=_axis(axis), keepdims=keepdims)
 
     return call
@@ -62,13 +65,13 @@ def _axis(axis: Axis) -> int | tuple[int, ...] | None:
     return int(found) if not found.ndim else tuple(map(int, found))
 
 
-def _mean(x: Array, axis: Axis, keepdims: bool) -> Array:
+def _mean(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
     """The mean, which TensorFlow rounds down for whole numbers."""
     mean = jnp.mean(x, axis=axis, keepdims=keepdims)
     return jnp.trunc(mean).astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.integer) else mean
 
 
-def _divide_no_nan(x: ArrayLike, y: ArrayLike) -> Array:
+def _divide_no_nan(x: Tensor, y: Tensor) -> Tensor:
     y = jnp.asarray(y)
     return jnp.where(y == 0, 0, x / jnp.where(y == 0, 1, y))
 
@@ -92,16 +95,12 @@ _ELEMENTWISE: Final[dict[str, Native]] = {
     "subtract": jnp.subtract, "tan": jnp.tan, "tanh": jnp.tanh, "truediv": jnp.true_divide,
 }  # fmt: skip
 TABLE.update({name: _all_values(function) for name, function in _ELEMENTWISE.items()})
-TABLE.update(
-    {
-        name: _reduction(function)
-        for name, function in {
-            "reduce_all": jnp.all, "reduce_any": jnp.any, "reduce_logsumexp": special.logsumexp,
-            "reduce_max": jnp.max, "reduce_mean": _mean, "reduce_min": jnp.min, "reduce_prod": jnp.prod,
-            "reduce_std": jnp.std, "reduce_sum": jnp.sum, "reduce_variance": jnp.var,
-        }.items()
-    }
-)  # fmt: skip
+_REDUCTIONS: Final[dict[str, Native]] = {
+    "reduce_all": jnp.all, "reduce_any": jnp.any, "reduce_logsumexp": special.logsumexp, "reduce_max": jnp.max,
+    "reduce_mean": _mean, "reduce_min": jnp.min, "reduce_prod": jnp.prod, "reduce_std": jnp.std,
+    "reduce_sum": jnp.sum, "reduce_variance": jnp.var,
+}  # fmt: skip
+TABLE.update({name: _reduction(function) for name, function in _REDUCTIONS.items()})
 
 
 # --- shapes and types ------------------------------------------------------------------------------------------------
@@ -112,52 +111,53 @@ def short(dtype: DType) -> Any:
     return None if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
 
 
-def dims(shape: Shape | None) -> tuple[int, ...]:
+def dims(shape: Shape) -> tuple[int, ...]:
     """A shape as numbers, which must be known while the program is traced."""
     return tuple(int(d) for d in np.atleast_1d(np.asarray(shape)))
 
 
 @native("cast")
-def _cast(x: ArrayLike, dtype: DType) -> Array:
+def _cast(x: Tensor, dtype: DType) -> Tensor:
     return jnp.asarray(x).astype(short(dtype))
 
 
 @native("saturate_cast")
-def _saturate_cast(value: ArrayLike, dtype: DType) -> Array:
-    found = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype)
+def _saturate_cast(value: Tensor, dtype: DType) -> Tensor:
+    kind: Any = jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo
+    found = kind(dtype)
     return jnp.clip(jnp.asarray(value), found.min, found.max).astype(short(dtype))
 
 
 @native("constant", "convert_to_tensor")
-def _constant(value: Tree, dtype: DType = None, shape: Shape | None = None, dtype_hint: DType = None) -> Array:
+def _constant(value: Tree, dtype: DType = None, shape: Shape | None = None, dtype_hint: DType = None) -> Tensor:
     del dtype_hint
     found = jnp.asarray(value, short(dtype))
     return found if shape is None else jnp.broadcast_to(found, dims(shape))
 
 
 @native("reshape")
-def _reshape(tensor: ArrayLike, shape: Shape | None) -> Array:
+def _reshape(tensor: Tensor, shape: Shape) -> Tensor:
     return jnp.reshape(jnp.asarray(tensor), dims(shape) if np.size(shape) else ())
 
 
 @native("transpose")
-def _transpose(a: ArrayLike, perm: Shape | None = None) -> Array:
+def _transpose(a: Tensor, perm: Shape | None = None) -> Tensor:
     return jnp.transpose(a, None if perm is None else dims(perm))
 
 
 @native("shape")
-def _shape(input: ArrayLike, out_type: DType = None) -> np.ndarray:  # noqa: A002 - TensorFlow's name
+def _shape(input: Tensor, out_type: DType = None) -> np.ndarray:
     del out_type
     return np.asarray(np.shape(input), np.int32)  # known while tracing, so that it can be part of another shape
 
 
 @native("rank")
-def _rank(input: ArrayLike) -> int:  # noqa: A002
+def _rank(input: Tensor) -> int:
     return np.ndim(input)
 
 
 @native("size")
-def _size(input: ArrayLike, out_type: DType = None) -> int:  # noqa: A002
+def _size(input: Tensor, out_type: DType = None) -> int:
     del out_type
     return int(np.prod(np.shape(input)))
 
@@ -169,35 +169,35 @@ def _is_tensor(x: object) -> bool:
 
 
 @native("expand_dims")
-def _expand_dims(input: ArrayLike, axis: int) -> Array:  # noqa: A002
+def _expand_dims(input: Tensor, axis: int) -> Tensor:
     return jnp.expand_dims(input, int(axis))
 
 
 @native("squeeze")
-def _squeeze(input: ArrayLike, axis: Axis = None) -> Array:  # noqa: A002
+def _squeeze(input: Tensor, axis: Axis = None) -> Tensor:
     return jnp.squeeze(input, _axis(axis))
 
 
 @native("concat")
-def _concat(values: Sequence[ArrayLike], axis: int) -> Array:
+def _concat(values: Sequence[Tensor], axis: int) -> Tensor:
     return jnp.concatenate(list(values), int(axis))
 
 
 @native("stack")
-def _stack(values: Sequence[ArrayLike], axis: int = 0) -> Array:
+def _stack(values: Sequence[Tensor], axis: int = 0) -> Tensor:
     return jnp.stack(list(values), int(axis))
 
 
 @native("unstack")
-def _unstack(value: ArrayLike, num: int | None = None, axis: int = 0) -> list[Array]:
+def _unstack(value: Tensor, num: int | None = None, axis: int = 0) -> list[Tensor]:
     del num
     return [lax.index_in_dim(value, i, axis, keepdims=False) for i in range(np.shape(value)[axis])]
 
 
 @native("split")
 def _split(
-    value: ArrayLike, num_or_size_splits: int | Sequence[int], axis: int = 0, num: int | None = None
-) -> list[Array]:
+    value: Tensor, num_or_size_splits: int | Sequence[int], axis: int = 0, num: int | None = None
+) -> list[Tensor]:
     del num
     if isinstance(num_or_size_splits, int):
         return jnp.split(value, num_or_size_splits, int(axis))
@@ -208,12 +208,12 @@ def _split(
 
 
 @native("tile")
-def _tile(input: ArrayLike, multiples: Shape) -> Array:  # noqa: A002
+def _tile(input: Tensor, multiples: Shape) -> Tensor:
     return jnp.tile(input, dims(multiples))
 
 
 @native("pad")
-def _pad(tensor: ArrayLike, paddings: ArrayLike, mode: str = "CONSTANT", constant_values: ArrayLike = 0) -> Array:
+def _pad(tensor: Tensor, paddings: Tensor, mode: str = "CONSTANT", constant_values: Tensor = 0) -> Tensor:
     widths = np.asarray(paddings).tolist()
     if mode.upper() != "CONSTANT":
         return jnp.pad(tensor, widths, mode=mode.lower())
@@ -221,7 +221,7 @@ def _pad(tensor: ArrayLike, paddings: ArrayLike, mode: str = "CONSTANT", constan
 
 
 @native("slice")
-def _slice(input_: ArrayLike, begin: Shape, size: Shape) -> Array:
+def _slice(input_: Tensor, begin: Shape, size: Shape) -> Tensor:
     sizes = [n if n >= 0 else whole for n, whole in zip(dims(size), np.shape(input_), strict=True)]
     try:
         starts = dims(begin)
@@ -232,55 +232,59 @@ def _slice(input_: ArrayLike, begin: Shape, size: Shape) -> Array:
 
 
 @native("broadcast_to")
-def _broadcast_to(input: ArrayLike, shape: Shape | None) -> Array:  # noqa: A002
+def _broadcast_to(input: Tensor, shape: Shape) -> Tensor:
     return jnp.broadcast_to(input, dims(shape))
 
 
 @native("reverse")
-def _reverse(tensor: ArrayLike, axis: Axis) -> Array:
+def _reverse(tensor: Tensor, axis: Axis) -> Tensor:
     return jnp.flip(tensor, _axis(axis))
 
 
 @native("zeros_like")
-def _zeros_like(input: ArrayLike, dtype: DType = None) -> Array:  # noqa: A002
+def _zeros_like(input: Tensor, dtype: DType = None) -> Tensor:
     return jnp.zeros_like(input, short(dtype))
 
 
 @native("ones_like")
-def _ones_like(input: ArrayLike, dtype: DType = None) -> Array:  # noqa: A002
+def _ones_like(input: Tensor, dtype: DType = None) -> Tensor:
     return jnp.ones_like(input, short(dtype))
 
 
 @native("zeros")
-def _zeros(shape: Shape | None, dtype: DType = "float32") -> Array:
+def _zeros(shape: Shape, dtype: DType = "float32") -> Tensor:
     return jnp.zeros(dims(shape) if np.size(shape) else (), short(dtype))
 
 
 @native("ones")
-def _ones(shape: Shape | None, dtype: DType = "float32") -> Array:
+def _ones(shape: Shape, dtype: DType = "float32") -> Tensor:
     return jnp.ones(dims(shape) if np.size(shape) else (), short(dtype))
 
 
 @native("fill")
-def _fill(dims: Shape, value: ArrayLike) -> Array:
+def _fill(dims: Shape, value: Tensor) -> Tensor:
     return jnp.full(tuple(map(int, np.atleast_1d(dims))), value)
 
 
 @native("eye")
-def _eye(num_rows: int, num_columns: int | None = None, dtype: DType = "float32") -> Array:
+def _eye(num_rows: int, num_columns: int | None = None, dtype: DType = "float32") -> Tensor:
     return jnp.eye(num_rows, num_columns, dtype=short(dtype))
 
 
 @native("where")
-def _where(condition: ArrayLike, x: ArrayLike, y: ArrayLike) -> Array:
+def _where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return jnp.where(jnp.asarray(condition), jnp.asarray(x), jnp.asarray(y))
 
 
 @native("one_hot")
 def _one_hot(
-    indices: ArrayLike, depth: int, on_value: ArrayLike | None = None, off_value: ArrayLike | None = None, axis: int | None = None,
+    indices: Tensor,
+    depth: int,
+    on_value: Tensor | None = None,
+    off_value: Tensor | None = None,
+    axis: int | None = None,
     dtype: DType = None,
-) -> Array:  # fmt: skip
+) -> Tensor:
     on, off = 1 if on_value is None else on_value, 0 if off_value is None else off_value
     if dtype is None:
         dtype = jnp.float32 if on_value is None and off_value is None else jnp.result_type(on, off)
@@ -292,17 +296,17 @@ def _one_hot(
 
 
 @native("argmax")
-def _argmax(input: ArrayLike, axis: int | None = None, output_type: DType = "int32") -> Array:  # noqa: A002
+def _argmax(input: Tensor, axis: int | None = None, output_type: DType = "int32") -> Tensor:
     return jnp.argmax(input, axis=axis or 0).astype(short(output_type))
 
 
 @native("argmin")
-def _argmin(input: ArrayLike, axis: int | None = None, output_type: DType = "int32") -> Array:  # noqa: A002
+def _argmin(input: Tensor, axis: int | None = None, output_type: DType = "int32") -> Tensor:
     return jnp.argmin(input, axis=axis or 0).astype(short(output_type))
 
 
 @native("add_n")
-def _add_n(inputs: Sequence[ArrayLike]) -> Array:
+def _add_n(inputs: Sequence[Tensor]) -> Tensor:
     total = jnp.asarray(inputs[0])
     for value in inputs[1:]:
         total = total + value
@@ -310,18 +314,18 @@ def _add_n(inputs: Sequence[ArrayLike]) -> Array:
 
 
 @native("matmul")
-def _matmul(a: ArrayLike, b: ArrayLike, transpose_a: bool = False, transpose_b: bool = False) -> Array:
+def _matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
     left, right = jnp.asarray(a), jnp.asarray(b)
     return jnp.matmul(left.mT if transpose_a else left, right.mT if transpose_b else right)
 
 
 @native("tensordot")
-def _tensordot(a: ArrayLike, b: ArrayLike, axes: int | Sequence[int] | Sequence[Sequence[int]]) -> Array:
+def _tensordot(a: Tensor, b: Tensor, axes: int | Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
     return jnp.tensordot(a, b, axes)
 
 
 @native("cumsum")
-def _cumsum(x: ArrayLike, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Array:
+def _cumsum(x: Tensor, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Tensor:
     x = jnp.flip(x, axis) if reverse else jnp.asarray(x)
     total = jnp.cumsum(x, axis)
     total = total - x if exclusive else total
@@ -329,53 +333,53 @@ def _cumsum(x: ArrayLike, axis: int = 0, exclusive: bool = False, reverse: bool 
 
 
 @native("gather")
-def _gather(params: ArrayLike, indices: ArrayLike, axis: int | None = None) -> Array:
+def _gather(params: Tensor, indices: Tensor, axis: int | None = None) -> Tensor:
     return jnp.take(jnp.asarray(params), jnp.asarray(indices), axis=axis or 0, mode="clip")
 
 
 @native("embedding_lookup")
-def _embedding_lookup(params: ArrayLike, ids: ArrayLike) -> Array:
+def _embedding_lookup(params: Tensor, ids: Tensor) -> Tensor:
     return jnp.take(jnp.asarray(params), jnp.asarray(ids), axis=0, mode="clip")
 
 
 @native("clip_by_value")
-def _clip_by_value(t: ArrayLike, clip_value_min: ArrayLike, clip_value_max: ArrayLike) -> Array:
+def _clip_by_value(t: Tensor, clip_value_min: Tensor, clip_value_max: Tensor) -> Tensor:
     return jnp.clip(t, clip_value_min, clip_value_max)
 
 
 @native("clip_by_norm")
-def _clip_by_norm(t: ArrayLike, clip_norm: ArrayLike) -> Array:
+def _clip_by_norm(t: Tensor, clip_norm: Tensor) -> Tensor:
     norm = jnp.sqrt(jnp.sum(jnp.square(t)))
     return t * clip_norm / jnp.maximum(norm, clip_norm)
 
 
 @native("global_norm")
-def _global_norm(t_list: Sequence[ArrayLike]) -> Array:
+def _global_norm(t_list: Sequence[Tensor]) -> Tensor:
     return jnp.sqrt(_add_n([jnp.sum(jnp.square(t)) for t in t_list if t is not None]))
 
 
 @native("clip_by_global_norm")
 def _clip_by_global_norm(
-    t_list: Sequence[ArrayLike], clip_norm: ArrayLike, use_norm: ArrayLike | None = None
-) -> tuple[list[Array], Array]:
+    t_list: Sequence[Tensor], clip_norm: Tensor, use_norm: Tensor | None = None
+) -> tuple[list[Tensor], Tensor]:
     norm = _global_norm(t_list) if use_norm is None else jnp.asarray(use_norm)
     scale = clip_norm / jnp.maximum(norm, clip_norm)
     return [None if t is None else t * scale for t in t_list], norm
 
 
 @native("norm")
-def _norm(tensor: ArrayLike, ord: str | float = "euclidean", axis: Axis = None, keepdims: bool = False) -> Array:  # noqa: A002
+def _norm(tensor: Tensor, ord: str | float = "euclidean", axis: Axis = None, keepdims: bool = False) -> Tensor:
     order = None if ord == "euclidean" else ord
     flat = jnp.ravel(tensor) if axis is None and not keepdims else jnp.asarray(tensor)
     return jnp.linalg.norm(flat, order, _axis(axis), keepdims)
 
 
 @native("top_k")
-def _top_k(input: ArrayLike, k: int = 1) -> tuple[Array, Array]:  # noqa: A002
+def _top_k(input: Tensor, k: int = 1) -> tuple[Tensor, Tensor]:
     values, indices = lax.top_k(input, int(k))
     return values, indices
 
 
 @native("in_top_k")
-def _in_top_k(targets: ArrayLike, predictions: ArrayLike, k: int) -> Array:
+def _in_top_k(targets: Tensor, predictions: Tensor, k: int) -> Tensor:
     return keras.ops.in_top_k(targets, predictions, k)

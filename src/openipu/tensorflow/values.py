@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from types import FrameType
 from typing import Any, Final
 
@@ -34,13 +34,14 @@ class Lazy:
 
 
 @functools.cache
-def _foreign_type(kind: type) -> bool:
+def _foreign_type(kind: Hashable) -> bool:
+    assert isinstance(kind, type)
     return issubclass(kind, (jax.core.Tracer, keras.Variable, keras.KerasTensor, Lazy)) or issubclass(kind, jax.Array)
 
 
 def is_foreign(value: object) -> bool:
     """Whether a value is one of JAX or Keras, or a list, tuple or dict with one in it."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind in (list, tuple):
         return any(map(is_foreign, value))  # type: ignore[call-overload]
     if kind is dict:
@@ -51,12 +52,10 @@ def is_foreign(value: object) -> bool:
 def any_foreign(args: Iterable[object], kwargs: dict[str, object]) -> bool:
     """Whether any argument is a value of JAX or Keras."""
     # Plain loops over the types that TensorFlow knows first: this runs at every call of an operation.
-    for value in args:
-        if type(value) not in _PLAIN and is_foreign(value):
-            return True
-    for value in kwargs.values():
-        if type(value) not in _PLAIN and is_foreign(value):
-            return True
+    for values in (args, kwargs.values()):
+        for value in values:
+            if type(value) not in _PLAIN and is_foreign(value):
+                return True
     return False
 
 
@@ -67,7 +66,7 @@ def is_symbolic(value: object) -> bool:
 
 def being_traced() -> bool:
     """Whether JAX is tracing in this thread, and TensorFlow is not."""
-    return tf.executing_eagerly() and get_opaque_trace_state(convention="flax") != _IDLE
+    return bool(tf.executing_eagerly()) and get_opaque_trace_state(convention="flax") != _IDLE
 
 
 def native(value: Any) -> Any:
@@ -121,6 +120,6 @@ def _deferring(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def operator(self: tf.Tensor, other: object) -> Any:
-        return NotImplemented if _foreign_type(type(other)) else original(self, other)
+        return NotImplemented if is_foreign(other) else original(self, other)
 
     return operator

@@ -38,9 +38,7 @@ _local = threading.local()
 Values = dict[Var, Any]
 
 
-@_mark.def_abstract_eval
-def _shapes(*avals: Any, targets: int) -> Sequence[Any]:
-    return avals[2 * targets :]
+_mark.def_abstract_eval(lambda *avals, targets: avals[2 * targets :])
 
 
 def gradients(targets: Sequence[Array], sources: Sequence[Any], weights: Sequence[Array | None]) -> list[Array]:
@@ -132,8 +130,8 @@ class _Request:
     @classmethod
     def of(cls, eqn: JaxprEqn) -> _Request:
         count = eqn.params["targets"]
-        sources = eqn.invars[2 * count :]
-        if any(isinstance(source, Literal) for source in sources):
+        sources = [source for source in eqn.invars[2 * count :] if not isinstance(source, Literal)]
+        if len(sources) < len(eqn.outvars):
             raise ValueError(
                 "A gradient was asked for with respect to a constant. Ask for it with respect to a variable, or to a "
                 "value that the targets were computed from."
