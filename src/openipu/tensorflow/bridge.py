@@ -32,7 +32,7 @@ from .values import any_foreign, being_traced, is_symbolic, native, where
 NAMESPACES: Final = (
     "", "bitwise", "debugging", "dtypes", "image", "linalg", "math", "nn", "quantization", "random", "raw_ops",
     "signal", "sparse", "strings", "compat.v1", "compat.v1.debugging", "compat.v1.image", "compat.v1.linalg",
-    "compat.v1.math", "compat.v1.nn", "compat.v1.random",
+    "compat.v1.losses", "compat.v1.math", "compat.v1.nn", "compat.v1.random",
 )  # fmt: skip
 NOT_OPERATIONS: Final = frozenset(
     {
@@ -61,7 +61,8 @@ def install(replacements: Replacements) -> None:
         for name, function in list(vars(module).items()):
             if name.startswith("_") or name in NOT_OPERATIONS or not isinstance(function, FunctionType):
                 continue
-            key = f"random.{name}" if path.endswith("random") else name
+            kind = path.rpartition(".")[2]
+            key = f"{kind}.{name}" if kind in ("random", "losses") else name
             replacements.put(module, name, _wrapper(key, f"{path}.{name}".lstrip("."), function))
 
 

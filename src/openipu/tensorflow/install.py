@@ -27,9 +27,9 @@ def install() -> None:
         replacements = Replacements()
         names.install(replacements)
         # Here, because they load TensorFlow.
-        from . import bridge, control_flow, datasets, functions, gradient_tape, idioms, values
+        from . import bridge, control_flow, datasets, estimator, functions, gradient_tape, idioms, values
 
-        for part in (idioms, datasets, values, bridge, gradient_tape, control_flow, functions):
+        for part in (idioms, datasets, values, bridge, gradient_tape, control_flow, functions, estimator):
             part.install(replacements)
         _replacements = replacements
 

@@ -19,6 +19,7 @@ from .replacements import Replacements
 ALIASES: Final = {
     "tensorflow.python.ipu": "openipu",
     "tensorflow.ipu": "openipu",
+    "tensorflow.estimator": "openipu.estimator",
     "tensorflow.keras.ipu": "openipu.keras",
     "keras.ipu": "openipu.keras",
     "keras._tf_keras.keras.ipu": "openipu.keras",

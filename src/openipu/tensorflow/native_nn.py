@@ -71,12 +71,14 @@ def _moments(x: Tensor, axes: Axis, shift: None = None, keepdims: bool = False) 
 
 
 @native("softmax_cross_entropy_with_logits")
-def _softmax_cross_entropy(labels: Tensor, logits: Tensor, axis: int = -1) -> Tensor:
+def cross_entropy(labels: Tensor, logits: Tensor, axis: int = -1) -> Tensor:
+    """The cross entropy of each row, for labels that are chances."""
     return -jnp.sum(labels * nn.log_softmax(logits, axis), axis)
 
 
 @native("sparse_softmax_cross_entropy_with_logits")
-def _sparse_softmax_cross_entropy(labels: Tensor, logits: Tensor) -> Tensor:
+def sparse_cross_entropy(labels: Tensor, logits: Tensor) -> Tensor:
+    """The cross entropy of each row, for labels that are classes."""
     chances = nn.log_softmax(logits, -1)
     return -jnp.squeeze(jnp.take_along_axis(chances, jnp.expand_dims(labels, -1), -1), -1)
 
