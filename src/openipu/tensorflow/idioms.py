@@ -5,6 +5,7 @@
 - `Input(shape=(80))`: a number in place of a tuple.
 - `layer.add_weight("kernel", shape=...)`: the name as the first argument.
 - `variable.name` in a script's own code: "dense/kernel:0".
+- `model.save_weights("folder/name")`: a name without an ending, which gets the one that Keras 3 asks for.
 - `model.fit_generator` and its relatives.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import keras
@@ -31,6 +33,8 @@ def install(replacements: Replacements) -> None:
     replacements.put(keras.layers.Layer, "add_weight", _with_name_first(keras.layers.Layer.add_weight))
     variable = _owner(keras.Variable, "name")
     replacements.put(variable, "name", _names_by_reader(vars(variable)["name"]))
+    for name in ("save_weights", "load_weights"):
+        replacements.put(keras.Model, name, _with_any_file(getattr(keras.Model, name)))
     for kind in ("fit", "evaluate", "predict"):
         replacements.put(keras.Model, f"{kind}_generator", _of_generator(kind))
 
@@ -94,6 +98,16 @@ def _names_by_reader(original: property) -> property:
         return f"{variable.path}:0"
 
     return property(name)
+
+
+def _with_any_file(original: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: keras.Model, filepath: str | Path, *args: Any, **kwargs: Any) -> Any:
+        if not Path(filepath).suffix:
+            filepath = f"{filepath}.weights.h5"
+        return original(self, filepath, *args, **kwargs)
+
+    method.__doc__ = original.__doc__
+    return method
 
 
 def _of_generator(kind: str) -> Callable[..., Any]:

@@ -88,7 +88,7 @@ def _native(value: Any) -> Any:
         return value.name
     if isinstance(value, tf.TensorShape):
         return tuple(value)
-    return jnp.asarray(value.numpy()) if isinstance(value, tf.Tensor) else value
+    return _as_array(value) if isinstance(value, tf.Tensor) else value
 
 
 def where() -> str:
@@ -104,7 +104,7 @@ def where() -> str:
 
 def install(replacements: Replacements) -> None:
     """Let tensors and arrays meet in arithmetic, and let arrays answer to `numpy()`."""
-    replacements.put(tf.Tensor, "__jax_array__", lambda tensor: jnp.asarray(tensor.numpy()))
+    replacements.put(tf.Tensor, "__jax_array__", _as_array)
     replacements.put(tf.DType, "dtype", property(lambda dtype: np.dtype(dtype.as_numpy_dtype)))
     for name in _OPERATORS:
         method = f"__{name}__"
@@ -113,6 +113,15 @@ def install(replacements: Replacements) -> None:
     for kind in jax.Array.__subclasses__():
         if kind.__name__ == "ArrayImpl":
             replacements.put(kind, "numpy", lambda array: np.asarray(array))  # noqa: PLW0108 - binds self
+
+
+def _as_array(tensor: tf.Tensor) -> jax.Array:
+    if not hasattr(tensor, "numpy"):
+        raise RuntimeError(
+            f"A tensor of one of TensorFlow's graphs meets a value of JAX or Keras ({where()}). Run the `tf.function` "
+            "that uses Keras with `strategy.run(function, args=...)`; datasets can only use TensorFlow's operations."
+        )
+    return jnp.asarray(tensor.numpy())
 
 
 def _deferring(original: Callable[..., Any]) -> Callable[..., Any]:
