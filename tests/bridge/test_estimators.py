@@ -77,6 +77,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ipu.ipu_e
     ipu.config.reset_ipu_configuration()
 
 
+@pytest.mark.slow
 def test_both_give_the_same_numbers(trained):
     one, other = (e.evaluate(test_input_fn) for e in trained)
     assert one.keys() == other.keys() == {"loss", "accuracy", "global_step"}
@@ -86,6 +87,7 @@ def test_both_give_the_same_numbers(trained):
     assert one["accuracy"] > 0.6
 
 
+@pytest.mark.slow
 def test_both_predict_the_same(trained):
     one, other = ([int(row["class"]) for row in e.predict(test_input_fn)] for e in trained)
     assert len(one) == len(X)

@@ -166,9 +166,8 @@ def test_without_tensorflow_there_is_one_sentence(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "command", [["-m", "openipu", "run"], pytest.param(["-m", "openipu.run"], marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # test_scripts.py has a quick one
+@pytest.mark.parametrize("command", [["-m", "openipu", "run"], ["-m", "openipu.run"]])
 def test_the_command_runs_a_script_with_its_arguments(command, tmp_path):
     (tmp_path / "beside.py").write_text("from tensorflow.python import ipu\nname = ipu.__name__")
     script = tmp_path / "script.py"

@@ -217,6 +217,28 @@ def test_a_persistent_tape_weights_and_sources_that_depend_on_each_other():
     np.testing.assert_allclose(last, 2 * X[0], rtol=1e-5)
 
 
+def test_gradients_of_the_scripts_own():
+    @tf.custom_gradient
+    def twice_the_slope(x):
+        return tf.square(x), lambda above: above * 4.0 * x
+
+    @tf.function
+    def slope(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(twice_the_slope(x) * 3.0)
+        return y, tape.gradient(y, x)
+
+    value, found = strategy(1).run(slope, args=(X[0],))
+    np.testing.assert_allclose(value, 3 * (X[0] ** 2).sum(), rtol=1e-5)
+    np.testing.assert_allclose(found, 12 * X[0], rtol=1e-5)
+    with tf.GradientTape() as tape:
+        x = tf.constant(2.0)
+        tape.watch(x)
+        y = twice_the_slope(x)
+    assert float(tape.gradient(y, x)) == 8
+
+
 def test_a_source_without_connection_has_a_gradient_of_zeros():
     @tf.function
     def slopes(x, y):

@@ -1,7 +1,8 @@
-"""`tf.GradientTape` in programs."""
+"""`tf.GradientTape` and `tf.custom_gradient` in programs."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +10,12 @@ from openipu.engine.program import gradient_marks
 from openipu.engine.types import Array, Tree
 
 import jax
+import jax.numpy as jnp
 import keras
 import tensorflow as tf
 
 from .replacements import Replacements
-from .values import is_foreign, native, where
+from .values import any_foreign, is_foreign, native, where
 
 
 def install(replacements: Replacements) -> None:
@@ -21,6 +23,7 @@ def install(replacements: Replacements) -> None:
     tape = tf.GradientTape
     replacements.put(tape, "gradient", _gradient(tape.gradient))
     replacements.put(tape, "watch", _watch(tape.watch))
+    replacements.put(tf, "custom_gradient", _custom_gradient(tf.custom_gradient))
     for name in ("jacobian", "batch_jacobian"):
         replacements.put(tape, name, _refused(name, getattr(tape, name)))
 
@@ -58,6 +61,33 @@ def _watch(original: Callable[..., None]) -> Callable[..., None]:
             original(self, tensor)
 
     return watch
+
+
+def _custom_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that returns its result and the function that computes gradients from those of the result."""
+
+    def custom_gradient(function: Callable[..., Any] | None = None) -> Any:
+        if function is None:
+            return custom_gradient
+        tensorflow = original(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not any_foreign(args, kwargs):
+                return tensorflow(*args, **kwargs)
+            run = jax.custom_vjp(lambda *values: function(*values, **kwargs)[0])
+
+            def backward(values: tuple[Array, ...], above: Tree) -> tuple[Array, ...]:
+                _, slopes = function(*values, **kwargs)  # computed again; XLA does so only once
+                found = slopes(*above) if isinstance(above, tuple | list) else slopes(above)
+                return tuple(found) if isinstance(found, tuple | list) else (found,)
+
+            run.defvjp(lambda *values: (function(*values, **kwargs)[0], values), backward)
+            return run(*(jnp.asarray(native(value)) for value in args))
+
+        return call
+
+    return custom_gradient
 
 
 def _refused(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
