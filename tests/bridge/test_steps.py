@@ -128,6 +128,53 @@ def test_a_loop_with_an_outfeed_is_one_program():
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+def test_dropout_moving_statistics_and_metrics_are_those_of_our_own_programs():
+    def make() -> tuple[keras.Model, keras.optimizers.Optimizer, keras.metrics.Metric]:
+        keras.utils.set_random_seed(7)
+        layers = [keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5, seed=1)]
+        model = keras.Sequential([*layers, keras.layers.Dense(3)])
+        model.build((None, 5))
+        return model, keras.optimizers.Adam(0.02), keras.metrics.SparseCategoricalAccuracy()
+
+    def ours(replicas: int) -> list[np.ndarray]:
+        with strategy(replicas).scope():
+            model, optimizer, accuracy = make()
+            feed = ipu.ipu_infeed_queue.IPUInfeedQueue(dataset(16))
+
+            def body(x, y):
+                def loss():
+                    logits = model(x, training=True)
+                    accuracy.update_state(y, logits)
+                    return jnp.mean(keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True))
+
+                ipu.training.minimize(optimizer, loss, model.trainable_variables)
+
+            strategy(replicas).run(lambda: ipu.loops.repeat(4, body, [], feed))
+        return [np.asarray(v.value) for v in (*model.variables, *accuracy.variables)]
+
+    def tensorflows(replicas: int) -> list[np.ndarray]:
+        with strategy(replicas).scope():
+            model, optimizer, accuracy = make()
+
+            @tf.function
+            def loop(iterator):
+                for _ in tf.range(4):
+                    x, y = next(iterator)
+                    with tf.GradientTape() as tape:
+                        logits = model(x, training=True)
+                        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
+                    accuracy.update_state(y, logits)
+                    variables = model.trainable_variables
+                    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+            strategy(replicas).run(loop, args=(iter(dataset(16)),))
+        return [np.asarray(v.value) for v in (*model.variables, *accuracy.variables)]
+
+    for replicas in (1, 2):
+        for one, other in zip(ours(replicas), tensorflows(replicas), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+
+
 def test_a_loop_runs_over_the_rows_of_an_array():
     @tf.function
     def add(rows):
@@ -215,6 +262,24 @@ def test_a_persistent_tape_weights_and_sources_that_depend_on_each_other():
     np.testing.assert_allclose(both["x"], 3 * X[0] ** 2, rtol=1e-5)
     np.testing.assert_allclose(both["y"], X[0], rtol=1e-5)
     np.testing.assert_allclose(last, 2 * X[0], rtol=1e-5)
+
+
+def test_functions_of_functions_share_a_tape():
+    @tf.function
+    def ask(tape, target, source):
+        return tape.gradient(target, source)
+
+    @tf.function
+    def square(x):
+        return x * x
+
+    @tf.function
+    def slope(x):
+        with tf.GradientTape() as tape:
+            y = square(x) * 2.0
+        return ask(tape, y, x)
+
+    np.testing.assert_allclose(strategy(1).run(slope, args=(X[0],)), 4 * X[0], rtol=1e-6)
 
 
 def test_gradients_of_the_scripts_own():
@@ -317,6 +382,18 @@ def test_what_a_program_cannot_do_is_refused_with_the_remedy():
         strategy(1).run(changes_its_shape, args=(X[0],))
     with pytest.raises(TypeError, match="Give each of them a value of one shape and dtype in both branches"):
         strategy(1).run(differs, args=(X[0],))
+
+    @tf.function
+    def across_a_loop(x):
+        with tf.GradientTape() as tape:
+            y = x * x
+        slope = tf.zeros_like(x)
+        for _ in tf.range(2):
+            slope = tape.gradient(y * y, x)
+        return slope
+
+    with pytest.raises(RuntimeError, match="Open the tape and ask for gradients on one side"):
+        strategy(1).run(across_a_loop, args=(X[0],))
 
     def plain(x):
         with tf.GradientTape() as tape:

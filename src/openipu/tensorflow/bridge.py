@@ -27,7 +27,7 @@ import tensorflow as tf
 from . import native_nn
 from .native import TABLE
 from .replacements import Replacements
-from .values import any_foreign, being_traced, is_symbolic, native, where
+from .values import PLAIN, any_foreign, being_traced, is_foreign, is_symbolic, native, where
 
 NAMESPACES: Final = (
     "", "bitwise", "debugging", "dtypes", "image", "linalg", "math", "nn", "quantization", "random", "raw_ops",
@@ -74,15 +74,21 @@ def _module(path: str) -> ModuleType:
 
 
 def _wrapper(key: str, name: str, original: Function) -> Function:
-    creates = key in CREATORS
-
-    @functools.wraps(original)
     def operation(*args: Any, **kwargs: Any) -> Any:
-        if any_foreign(args, kwargs) or (creates and being_traced()):
+        # Written out, because this runs at every call of an operation.
+        for value in args:
+            if type(value) not in PLAIN and is_foreign(value):
+                return call(key, name, original, args, kwargs)
+        if kwargs and any_foreign((), kwargs):
             return call(key, name, original, args, kwargs)
         return original(*args, **kwargs)
 
-    return operation
+    def creator(*args: Any, **kwargs: Any) -> Any:
+        if being_traced() or any_foreign(args, kwargs):
+            return call(key, name, original, args, kwargs)
+        return original(*args, **kwargs)
+
+    return functools.wraps(original)(creator if key in CREATORS else operation)
 
 
 class TensorFlowOperation(keras.Operation):

@@ -22,10 +22,19 @@ def install(replacements: Replacements) -> None:
     """Let tapes differentiate values of programs."""
     tape = tf.GradientTape
     replacements.put(tape, "gradient", _gradient(tape.gradient))
+    replacements.put(tape, "__enter__", _enter(tape.__enter__))
     replacements.put(tape, "watch", _watch(tape.watch))
     replacements.put(tf, "custom_gradient", _custom_gradient(tf.custom_gradient))
     for name in ("jacobian", "batch_jacobian"):
         replacements.put(tape, name, _refused(name, getattr(tape, name)))
+
+
+def _enter(original: Callable[..., Any]) -> Callable[..., Any]:
+    def enter(self: tf.GradientTape) -> Any:
+        vars(self)["_began"] = gradient_marks.level()
+        return original(self)
+
+    return enter
 
 
 def _gradient(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,7 +50,7 @@ def _gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         targets: list[Array] = [native(t) for t in _leaves(target)]
         weights = [None] * len(targets) if output_gradients is None else list(map(native, _leaves(output_gradients)))
         flat = _leaves(sources)
-        found = gradient_marks.gradients(targets, flat, weights)
+        found = gradient_marks.gradients(targets, flat, weights, vars(self).get("_began"))
         return jax.tree.unflatten(jax.tree.structure(sources, is_leaf=_is_variable), found)
 
     return gradient

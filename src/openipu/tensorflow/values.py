@@ -22,7 +22,8 @@ _OPERATORS: Final = (
     "or", "xor",
 )  # fmt: skip
 LIBRARIES: Final = ("openipu", "tensorflow", "keras", "jax", "importlib", "contextlib", "functools", "inspect")
-_PLAIN: Final = frozenset({int, float, bool, str, type(None), np.ndarray, tf.DType, type(tf.constant(0))})
+PLAIN: Final = frozenset({int, float, bool, str, type(None), np.ndarray, tf.DType, type(tf.constant(0))})
+"""Types of values that are never foreign, for a quick answer."""
 _IDLE = get_opaque_trace_state(convention="flax")
 """What JAX says when it is not tracing. This module is never loaded by traced code."""
 
@@ -51,12 +52,7 @@ def is_foreign(value: object) -> bool:
 
 def any_foreign(args: Iterable[object], kwargs: dict[str, object]) -> bool:
     """Whether any argument is a value of JAX or Keras."""
-    # Plain loops over the types that TensorFlow knows first: this runs at every call of an operation.
-    for values in (args, kwargs.values()):
-        for value in values:
-            if type(value) not in _PLAIN and is_foreign(value):
-                return True
-    return False
+    return any(type(value) not in PLAIN and is_foreign(value) for value in (*args, *kwargs.values()))
 
 
 def is_symbolic(value: object) -> bool:
@@ -66,7 +62,7 @@ def is_symbolic(value: object) -> bool:
 
 def being_traced() -> bool:
     """Whether JAX is tracing in this thread, and TensorFlow is not."""
-    return bool(tf.executing_eagerly()) and get_opaque_trace_state(convention="flax") != _IDLE
+    return get_opaque_trace_state(convention="flax") != _IDLE and bool(tf.executing_eagerly())
 
 
 def native(value: Any) -> Any:

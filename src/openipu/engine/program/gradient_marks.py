@@ -41,13 +41,21 @@ Values = dict[Var, Any]
 _mark.def_abstract_eval(lambda *avals, targets: avals[2 * targets :])
 
 
-def gradients(targets: Sequence[Array], sources: Sequence[Any], weights: Sequence[Array | None]) -> list[Array]:
+def level() -> object:
+    """Identifies the function, body of a loop or branch whose marks are found together; None if there is none."""
+    return getattr(_local, "level", None)
+
+
+def gradients(
+    targets: Sequence[Array], sources: Sequence[Any], weights: Sequence[Array | None], began: object
+) -> list[Array]:
     """The gradients of the sum of `targets` with respect to `sources`; zeros where there is no connection.
 
     Args:
         targets: Values that the function being traced has computed.
         sources: Keras variables, or values that the targets were computed from.
         weights: What to multiply each target with, element by element; None for ones.
+        began: The level at which the targets began to be computed.
     """
     trace = current()
     if trace is None:
@@ -58,11 +66,16 @@ def gradients(targets: Sequence[Array], sources: Sequence[Any], weights: Sequenc
     values = [trace.scope.get_current_value(s) if isinstance(s, keras.Variable) else s for s in sources]
     if trace.discovering:
         return [jnp.zeros(s.shape, jax.dtypes.canonicalize_dtype(s.dtype)) for s in sources]
-    if getattr(_local, "place", None) != get_opaque_trace_state(convention="flax"):
+    if level() is None or level() != get_opaque_trace_state(convention="flax"):
         raise RuntimeError(
             "The gradients of values were asked for in a function that does not find them: one that is not a "
             "`tf.function`, or one inside a loop, conditional or transformation of JAX. Decorate the function that you "
             "give to `strategy.run` with `@tf.function`, or use `ipu.training.value_and_gradients`."
+        )
+    if began != level():
+        raise RuntimeError(
+            "The gradients of values were asked for at another level than where they began to be computed: beyond the "
+            "border of a loop, a conditional or a program. Open the tape and ask for gradients on one side."
         )
     pairs = zip(targets, weights, strict=True)
     scales = [jnp.ones_like(t) if w is None else jnp.asarray(w, t.dtype) for t, w in pairs]
@@ -73,8 +86,8 @@ def resolved(function: Callable[[], Tree]) -> Tree:
     """The result of a function that may ask for gradients, in the program that is being traced."""
     trace = current()
     assert trace is not None
-    if trace.discovering:
-        return function()
+    if trace.discovering or level() == get_opaque_trace_state(convention="flax"):
+        return function()  # in the second case, the function around this one finds the marks
     found = _Traced(trace, function)
     closed, shapes = jax.make_jaxpr(found.run, return_shape=True)()
     out = _Program(closed).results()
@@ -91,13 +104,12 @@ class _Traced:
         self._structure: Any = None
 
     def run(self) -> Tree:
-        before = getattr(_local, "place", None)
-        _local.place = get_opaque_trace_state(convention="flax")
+        before, _local.level = level(), get_opaque_trace_state(convention="flax")
         try:
             with self._trace.within(self._scope) as scope:
                 result = self._function()
         finally:
-            _local.place = before
+            _local.level = before
         leaves, self._structure = jax.tree.flatten(result)
         self._static = [None if _is_array(leaf) else leaf for leaf in leaves]
         arrays = [leaf for leaf in leaves if _is_array(leaf)]
