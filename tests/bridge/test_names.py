@@ -179,6 +179,21 @@ def test_the_command_runs_a_script_with_its_arguments(command, tmp_path):
     assert (result.returncode, result.stdout) == (0, "openipu ['--epochs', '3', '-x']\n"), result.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "code", "word"), [("1 / 0", 1, "ZeroDivisionError"), ("raise SystemExit(3)", 3, "")])
+def test_a_script_that_fails_ends_as_under_python(line, code, word, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(f"import tensorflow as tf\n{line}\n")
+    result = subprocess.run(
+        [sys.executable, "-m", "openipu", "run", str(script)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == code
+    assert word in result.stderr
+    assert "\u2502" not in result.stderr, "no frames around lines of the traceback"
+    if word:
+        assert f'script.py", line 2, in <module>\n    {line}' in result.stderr
+
+
 def test_a_script_that_is_not_there():
     result = subprocess.run(
         [sys.executable, "-m", "openipu", "run", "nothing.py"], capture_output=True, text=True, timeout=120, check=False

@@ -20,7 +20,7 @@ dataset = dataset.batch(16, drop_remainder=True)
 strategy = ipu.distributed.popdist_strategy.PopDistStrategy()
 with strategy.scope():
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(5,))])
-    model.compile(tf.keras.optimizers.SGD(lr=0.01), "mse", steps_per_execution=8)
+    model.compile(tf.keras.optimizers.SGD(lr=0.05), "mse", steps_per_execution=8)
     history = model.fit(dataset, epochs=6, verbose=0)
 
 weights = model.get_weights()[0]

@@ -1,5 +1,6 @@
 """The `openipu` command. Keras and JAX are loaded inside the commands, so that `--help` is fast."""
 
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -137,7 +138,11 @@ def run_script(
         import openipu.tensorflow  # noqa: F401 - so that errors of the script itself keep their traceback
     except ImportError as error:
         fail(error, 2)
-    run(script, arguments or ())
+    try:
+        run(script, arguments or ())
+    except Exception as error:  # a mistake in the script: Python's own words for it, as without this command
+        traceback.print_exc()
+        raise typer.Exit(1) from error
 
 
 @app.command("launch", cls=LaunchCommand, no_args_is_help=True)

@@ -45,11 +45,11 @@ NOT_OPERATIONS: Final = frozenset(
 """Functions that are not operations, and those that control_flow.py replaces."""
 CREATORS: Final = frozenset(
     {
-        "constant", "convert_to_tensor", "eye", "fill", "ones", "zeros", "random.normal", "random.truncated_normal",
-        "random.uniform", "random_normal", "random_uniform", "truncated_normal",
+        "eye", "fill", "ones", "zeros", "random.normal", "random.shuffle", "random.truncated_normal", "random.uniform",
+        "random_normal", "random_shuffle", "random_uniform", "truncated_normal",
     }
 )  # fmt: skip
-"""Operations that make values of program out of nothing, if a program is being traced."""
+"""Operations that make values out of nothing: those of the program, if one is being traced."""
 
 Function = Callable[..., Any]
 
