@@ -199,6 +199,23 @@ def test_a_layer_with_tensorflows_operations_trains():
     assert not np.array_equal(before, model.weights[0].value)
 
 
+def test_a_function_in_a_layer_is_part_of_the_layer():
+    class Shift(keras.layers.Layer):
+        @tf.function
+        def call(self, x):
+            return tf.nn.relu(x) + shift(x)
+
+    @tf.function
+    def shift(x):
+        return tf.reduce_mean(x, axis=-1, keepdims=True)
+
+    layer = Shift()
+    np.testing.assert_allclose(layer(X), X + X.mean(1, keepdims=True), rtol=1e-5)
+    model = keras.Sequential([keras.layers.Input((6,)), layer, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    assert np.isfinite(model.fit(X, Y[:, :1], verbose=0).history["loss"]).all()
+
+
 def test_what_tensorflow_compiles_is_named_once(caplog):
     caplog.set_level(logging.INFO, "openipu")
     for _ in range(2):

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from .replacements import Replacements
-from .values import where
+from .values import any_foreign, where
 
 _local = threading.local()
 
@@ -45,9 +45,12 @@ def install(replacements: Replacements) -> None:
 
 def _call(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if current() is None or not tf.executing_eagerly():
+        foreign = current() is not None or any_foreign(args, kwargs)
+        if not foreign or not tf.executing_eagerly():
             return original(self, *args, **kwargs)
         python = self.python_function
+        if current() is None:  # in a layer of a model that is trained, or on results of programs
+            return python(*args, **kwargs)
         if getattr(self, "_autograph", True):
             convert, context = tf.__internal__.autograph.tf_convert, tf.__internal__.autograph.control_status_ctx()
             python = convert(python, context, user_requested=True)
