@@ -20,6 +20,9 @@ MODEL_CODE = "migration/test_model_code.py"
 MIGRATED_FILES = "migration/test_files.py"
 MIGRATE = "public/test_migrate_command.py"
 HOSTS = "public/test_launch_hosts.py"
+NAMES = "bridge/test_names.py"
+OPERATIONS = "bridge/test_operations.py"
+STEPS = "bridge/test_steps.py"
 
 SETTINGS = [
     mutant(
@@ -348,4 +351,44 @@ MIGRATION = [
     ),
 ]
 
-MUTANTS: tuple[Mutant, ...] = (*SETTINGS, *CHECKS, *COMMAND_LINE, *PUBLIC, *LAUNCHER, *MIGRATION)
+TENSORFLOW = [
+    mutant(
+        "decay-once",
+        "tensorflow/idioms.py",
+        "decay_steps=1, decay_rate=float(decay)",
+        "decay_steps=2, decay_rate=float(decay)",
+        f"{NAMES}::test_learning_rates_and_their_decay",
+    ),
+    mutant(
+        "argmax-of-everything",
+        "tensorflow/native.py",
+        "return jnp.argmax(input, axis=axis or 0)",
+        "return jnp.argmax(input, axis=axis)",
+        OPERATIONS,
+    ),
+    mutant(
+        "a-mark-forgets-other-results",
+        "engine/program/gradient_marks.py",
+        "if (path and path[0] < start) or self._nested(request, index):",
+        "if False:",
+        STEPS,
+    ),
+    mutant(
+        "gradients-beyond-a-loop",
+        "engine/program/gradient_marks.py",
+        "    if began != level():\n",
+        "    if False:\n",
+        f"{STEPS}::test_what_a_program_cannot_do_is_refused_with_the_remedy",
+    ),
+    mutant(
+        "both-branches-see-the-first-ones-values",
+        "tensorflow/control_flow.py",
+        "            set_state(first)\n            run()\n",
+        "            run()\n",
+        f"{STEPS}::test_conditions_and_loops_on_values_of_the_program",
+    ),
+]
+
+MUTANTS: tuple[Mutant, ...] = (
+    *SETTINGS, *CHECKS, *COMMAND_LINE, *PUBLIC, *LAUNCHER, *MIGRATION, *TENSORFLOW,
+)  # fmt: skip

@@ -1,5 +1,6 @@
 """The `openipu` command. Keras and JAX are loaded inside the commands, so that `--help` is fast."""
 
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -109,6 +110,42 @@ def show_schedule(
         run(Options(name, stages, micro_batches, devices, not inference, svg))
     except (ValueError, NotImplementedError, OSError) as error:
         fail(error, 2)
+
+
+@app.command(
+    "run",
+    no_args_is_help=True,
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+)
+def run_script(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python file.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="Arguments of the script.")] = None,
+) -> None:
+    """Run a script that was written for TensorFlow 2 on the IPU, as it is.
+
+    Needs TensorFlow: pip install "openipu[tensorflow]".
+
+    Examples:
+
+    openipu run train.py --epochs 3
+
+    openipu launch --num-instances 2 openipu run train.py
+    """
+    from openipu.run import run_script as run
+
+    from .terminal import fail
+
+    if not Path(script).is_file():
+        fail(FileNotFoundError(f"There is no script {script}. Give the path of a Python file."), 2)
+    try:
+        import openipu.tensorflow  # noqa: F401 - so that errors of the script itself keep their traceback
+    except ImportError as error:
+        fail(error, 2)
+    try:
+        run(script, arguments or ())
+    except Exception as error:  # a mistake in the script: Python's own words for it, as without this command
+        traceback.print_exc()
+        raise typer.Exit(1) from error
 
 
 @app.command("report")

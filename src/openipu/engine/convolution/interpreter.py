@@ -74,7 +74,7 @@ class _Pass:
             return v.val if isinstance(v, Literal) else env[v]
 
         for i, eqn in enumerate(jaxpr.eqns):
-            with _context(eqn):
+            with context(eqn):
                 out = self._equation(eqn, [read(v) for v in eqn.invars])
             env.update(zip(eqn.outvars, out, strict=True))
             for v in eqn.invars:
@@ -89,10 +89,10 @@ class _Pass:
                 count_one()
             return new(*values)
         if not any(map(self.touches, _inner(eqn))):
-            return _bind(eqn, eqn.params, values)
+            return bind(eqn, eqn.params, values)
         if eqn.primitive.name == "shard_map":
             return self._shard_map(eqn, values)
-        return _bind(eqn, {name: self._param(value) for name, value in eqn.params.items()}, values)
+        return bind(eqn, {name: self._param(value) for name, value in eqn.params.items()}, values)
 
     def _param(self, value: Any) -> Any:
         """A parameter of an equation, with the programs in it rebuilt."""
@@ -146,7 +146,8 @@ def _inner(eqn: JaxprEqn) -> list[Jaxpr]:
     return found
 
 
-def _bind(eqn: JaxprEqn, params: Mapping[str, Any], values: list[Any]) -> Sequence[Any]:
+def bind(eqn: JaxprEqn, params: Mapping[str, Any], values: list[Any]) -> Sequence[Any]:
+    """The results of an equation with other parameters."""
     bound = eqn.primitive.get_bind_params(dict(params))
     # Before JAX 0.10, functions among the parameters were returned separately.
     functions, rest = bound if isinstance(bound, tuple) else ((), bound)
@@ -154,7 +155,7 @@ def _bind(eqn: JaxprEqn, params: Mapping[str, Any], values: list[Any]) -> Sequen
     return out if eqn.primitive.multiple_results else [out]
 
 
-def _context(eqn: JaxprEqn) -> ExitStack:
+def context(eqn: JaxprEqn) -> ExitStack:
     """The context in which the equation was traced: its name for profilers and its compute context."""
     stack = ExitStack()
     names = source_info_util.current_name_stack() + eqn.source_info.name_stack

@@ -1,0 +1,240 @@
+"""TensorFlow 1's way of writing a model_fn: `tf.compat.v1.train`, `.metrics`, `.layers` and `.losses`.
+
+`tf.estimator` itself is `openipu.estimator` (names.py). The functions and classes here do this only while a model_fn is
+traced; outside, TensorFlow's own are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final
+
+from openipu.engine.estimator.model_trace import ModelFnTrace, get_global_step
+from openipu.engine.estimator.specs import TrainOp
+from openipu.engine.estimator.variable_ledger import current_ledger
+from openipu.engine.types import Array
+
+import keras
+import tensorflow as tf
+
+from .native import Tensor, native
+from .native_nn import cross_entropy, sparse_cross_entropy
+from .replacements import Replacements
+from .values import where
+
+# --- optimizers ------------------------------------------------------------------------------------------------------
+
+
+def _descent(learning_rate: float, use_locking: bool = False, name: str = "GradientDescent") -> Any:
+    del use_locking, name
+    return keras.optimizers.SGD(_rate(learning_rate))
+
+
+def _momentum(
+    learning_rate: float,
+    momentum: float,
+    use_locking: bool = False,
+    name: str = "Momentum",
+    use_nesterov: bool = False,
+) -> Any:
+    del use_locking, name
+    return keras.optimizers.SGD(_rate(learning_rate), momentum, use_nesterov)
+
+
+def _adam(
+    learning_rate: float = 0.001,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    use_locking: bool = False,
+    name: str = "Adam",
+) -> Any:
+    del use_locking, name
+    return keras.optimizers.Adam(_rate(learning_rate), beta1, beta2, epsilon)
+
+
+def _adagrad(
+    learning_rate: float, initial_accumulator_value: float = 0.1, use_locking: bool = False, name: str = "Adagrad"
+) -> Any:
+    del use_locking, name
+    return keras.optimizers.Adagrad(_rate(learning_rate), initial_accumulator_value, epsilon=0.0)
+
+
+def _adadelta(
+    learning_rate: float = 0.001,
+    rho: float = 0.95,
+    epsilon: float = 1e-8,
+    use_locking: bool = False,
+    name: str = "Adadelta",
+) -> Any:
+    del use_locking, name
+    return keras.optimizers.Adadelta(_rate(learning_rate), rho, epsilon)
+
+
+OPTIMIZERS: Final[dict[str, Callable[..., Any]]] = {
+    "AdadeltaOptimizer": _adadelta,
+    "AdagradOptimizer": _adagrad,
+    "AdamOptimizer": _adam,
+    "GradientDescentOptimizer": _descent,
+    "MomentumOptimizer": _momentum,
+}
+OTHER_OPTIMIZERS: Final = (
+    "AdagradDAOptimizer", "FtrlOptimizer", "ProximalAdagradOptimizer", "ProximalGradientDescentOptimizer",
+    "RMSPropOptimizer", "SyncReplicasOptimizer",
+)  # fmt: skip
+"""Optimizers that Keras does not have, or that start from other values there."""
+
+
+def _rate(rate: Any) -> Any:
+    if isinstance(rate, Array | tf.Tensor):
+        raise NotImplementedError(
+            f"The learning rate of an optimizer is computed by the program ({where()}). Give a number, or a schedule "
+            "of `tf.keras.optimizers.schedules`."
+        )
+    return float(rate) if isinstance(rate, int) else rate
+
+
+def _optimizer(name: str, original: type) -> type:
+    make = OPTIMIZERS.get(name)
+
+    class Optimizer(original):
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            if cls is not Optimizer or current_ledger() is None:
+                return super().__new__(cls)
+            if make is None:
+                raise NotImplementedError(
+                    f"`{name}` is not available in a model_fn ({where()}). Use an optimizer of `tf.keras.optimizers`, "
+                    f"or one of {', '.join(OPTIMIZERS)}."
+                )
+            return make(*args, **kwargs)
+
+    Optimizer.__name__ = Optimizer.__qualname__ = name
+    return Optimizer
+
+
+def _own_step(original: Callable[..., TrainOp]) -> Callable[..., TrainOp]:
+    """`minimize(loss, global_step)`: the estimator counts its own step already."""
+
+    def minimize(
+        self: ModelFnTrace, optimizer: Any, loss: Array, global_step: object = None, *args: Any, **kwargs: Any
+    ) -> TrainOp:
+        own = None if global_step is self.global_step else global_step
+        return original(self, optimizer, loss, own, *args, **kwargs)
+
+    return minimize
+
+
+def _step(original: Callable[..., Any]) -> Callable[..., Any]:
+    def global_step(graph: Any = None) -> Any:
+        return original(graph) if current_ledger() is None else get_global_step()
+
+    return global_step
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+METRICS: Final[dict[str, Any]] = {
+    "accuracy": keras.metrics.Accuracy,
+    "mean": keras.metrics.Mean,
+    "mean_absolute_error": keras.metrics.MeanAbsoluteError,
+    "mean_squared_error": keras.metrics.MeanSquaredError,
+    "precision": keras.metrics.Precision,
+    "recall": keras.metrics.Recall,
+    "root_mean_squared_error": keras.metrics.RootMeanSquaredError,
+}
+
+
+def _metric(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A metric as TensorFlow 1 returns it: the value and the update, here a Keras metric and its arguments."""
+
+    kind: Any = METRICS[name]
+
+    class Metric(kind):
+        def update_state(self, arguments: tuple[Tensor, ...]) -> None:
+            super().update_state(*arguments)
+
+    def metric(*tensors: Tensor, weights: Tensor = None, name: str | None = None, **kwargs: Any) -> Any:
+        if current_ledger() is None:
+            return original(*tensors, weights=weights, name=name, **kwargs)
+        named = [kwargs.pop(argument) for argument in ("labels", "predictions", "values") if argument in kwargs]
+        if kwargs:
+            raise NotImplementedError(f"A metric in a model_fn has no {sorted(kwargs)} ({where()}). Leave them out.")
+        return Metric(), (*tensors, *named, *(() if weights is None else (weights,)))
+
+    return metric
+
+
+# --- layers and losses -----------------------------------------------------------------------------------------------
+
+LAYERS: Final[dict[str, Any]] = {
+    "average_pooling2d": keras.layers.AveragePooling2D,
+    "batch_normalization": keras.layers.BatchNormalization,
+    "conv1d": keras.layers.Conv1D,
+    "conv2d": keras.layers.Conv2D,
+    "dense": keras.layers.Dense,
+    "flatten": keras.layers.Flatten,
+    "max_pooling2d": keras.layers.MaxPooling2D,
+}
+
+
+def layers_module() -> ModuleType:
+    """`tf.compat.v1.layers`, which TensorFlow has lost together with Keras 2."""
+    module = ModuleType("tensorflow.compat.v1.layers", "Layers as functions that make their own variables.")
+    for name, layer in LAYERS.items():
+        setattr(module, name, _layer(name, layer))
+    vars(module)["dropout"] = _dropout
+    return module
+
+
+def _layer(name: str, layer: Any) -> Callable[..., Any]:
+    modes = name == "batch_normalization"  # not in training unless told so
+
+    def make(inputs: Tensor, *args: Any, training: bool = False, **kwargs: Any) -> Any:
+        if kwargs.pop("reuse", None):
+            raise NotImplementedError(
+                f"`{name}(reuse=True)` is not available ({where()}). Make a layer of `tf.keras.layers`, and call it "
+                "twice."
+            )
+        made = layer(*args, **kwargs)
+        return made(inputs, training=training) if modes else made(inputs)
+
+    make.__name__ = name
+    return make
+
+
+def _dropout(inputs: Tensor, rate: float = 0.5, training: bool = False, name: str | None = None) -> Any:
+    return keras.layers.Dropout(rate, name=name)(inputs, training=training)
+
+
+@native("losses.sparse_softmax_cross_entropy")
+def _sparse_loss(labels: Tensor, logits: Tensor) -> Tensor:
+    return keras.ops.mean(sparse_cross_entropy(labels, logits))
+
+
+@native("losses.softmax_cross_entropy")
+def _softmax_loss(onehot_labels: Tensor, logits: Tensor) -> Tensor:
+    return keras.ops.mean(cross_entropy(onehot_labels, logits))
+
+
+@native("losses.mean_squared_error")
+def _squared_loss(labels: Tensor, predictions: Tensor) -> Tensor:
+    return keras.ops.mean(keras.ops.square(labels - predictions))
+
+
+@native("losses.absolute_difference")
+def _absolute_loss(labels: Tensor, predictions: Tensor) -> Tensor:
+    return keras.ops.mean(keras.ops.abs(labels - predictions))
+
+
+def install(replacements: Replacements) -> None:
+    """Let model functions use TensorFlow 1's names."""
+    v1 = tf.compat.v1
+    for name in (*OPTIMIZERS, *OTHER_OPTIMIZERS):
+        replacements.put(v1.train, name, _optimizer(name, getattr(v1.train, name)))
+    for name in ("get_global_step", "get_or_create_global_step"):
+        replacements.put(v1.train, name, _step(getattr(v1.train, name)))
+    replacements.put(ModelFnTrace, "minimize", _own_step(ModelFnTrace.minimize))
+    for name in METRICS:
+        replacements.put(v1.metrics, name, _metric(name, getattr(v1.metrics, name)))
+    replacements.put(v1, "layers", layers_module())

@@ -1,0 +1,53 @@
+"""Puts everything in place, once, and takes it away again."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+
+from . import names
+from .replacements import Replacements
+
+_lock = threading.Lock()
+_replacements: Replacements | None = None
+
+
+def installed() -> bool:
+    """Whether scripts for TensorFlow on the IPU can run in this process."""
+    return _replacements is not None
+
+
+def install() -> None:
+    """Let scripts for TensorFlow on the IPU run in this process."""
+    global _replacements
+    with _lock:
+        if _replacements is not None:
+            return
+        check()
+        replacements = Replacements()
+        names.install(replacements)
+        # Here, because they load TensorFlow.
+        from . import bridge, control_flow, datasets, estimator, functions, gradient_tape, idioms, values
+
+        for part in (idioms, datasets, values, bridge, gradient_tape, control_flow, functions, estimator):
+            part.install(replacements)
+        _replacements = replacements
+
+
+def uninstall() -> None:
+    """Leave TensorFlow and Keras as they were."""
+    global _replacements
+    with _lock:
+        if _replacements is not None:
+            _replacements.undo()
+            names.forget()
+            _replacements = None
+
+
+def check() -> None:
+    """Raise if TensorFlow is not there."""
+    if importlib.util.find_spec("tensorflow") is None:
+        raise ImportError(
+            "Scripts for TensorFlow need TensorFlow itself, which is not installed. Install it with "
+            '`pip install "openipu[tensorflow]"`.'
+        )
