@@ -174,6 +174,14 @@ ORDER = {
         "keras = 3\nimport tensorflow as tf\ntf.keras.Model\n",
         "keras = 3\nimport keras as keras_\nkeras_.Model\n",
     ),
+    "only openipu moves": (
+        "import keras\nfrom tensorflow import ipu, data  # both\nkeras, ipu, data\n",
+        "import openipu as ipu\nimport keras\nfrom tensorflow import data  # both\nkeras, ipu, data\n",
+    ),
+    "a name that comes from somewhere": (
+        "from beside import *\nimport tensorflow as tf\ntf.keras.Model(keras)\n",
+        "import keras as keras_\nfrom beside import *\nkeras_.Model(keras)\n",
+    ),
     "a comment of an import that goes": (
         "import tensorflow as tf  # for Keras\nimport os  # this\ntf.keras.Model\n",
         "import keras  # for Keras\nimport os  # this\nkeras.Model\n",
