@@ -327,3 +327,17 @@ def test_other_things_with_the_same_names_stay():
         """
     )
     assert rewritten(code).new == code
+
+
+@pytest.mark.parametrize("name", ["layers.LSTM", "layers.RecomputationCheckpoint", "optimizers.AdamIpuOptimizer"])
+def test_addons_become_what_openipu_has(name):
+    """A class that OpenIPU does not have is left, with a note."""
+    module, _, cls = name.rpartition(".")
+    code = f"from ipu_tensorflow_addons.keras.{module} import {cls}\n{cls}()\n"
+    result = rewritten(code)
+    if exists(f"openipu.keras.{name}"):
+        assert (result.new, result.notes) == (f"from openipu.keras.{module} import {cls}\n{cls}()\n", ())
+    else:
+        assert result.new == code
+        (note,) = result.notes
+        assert "take the one of Keras" in note.reason
