@@ -42,6 +42,13 @@ def test_data_stays_with_tensorflow():
     assert new.index("import openipu as ipu") < new.index("import tensorflow as tf")
 
 
+def test_the_example_of_the_page_is_true(repository):
+    page = (repository / "docs" / "migrate.md").read_text(encoding="utf-8")
+    lines = page.partition("```diff\n")[2].partition("```")[0].splitlines(keepends=True)
+    before, after = ("".join(line[1:] or "\n" for line in lines if line[0] != sign) for sign in "+-")
+    assert rewritten(before).new == after
+
+
 @pytest.mark.slow
 def test_a_strategy_with_tf_data(tmp_path):
     assert float(run(ipu_scripts.STRATEGY, tmp_path)["accuracy"][0]) > 0.95

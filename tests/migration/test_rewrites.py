@@ -174,6 +174,14 @@ ORDER = {
         "keras = 3\nimport tensorflow as tf\ntf.keras.Model\n",
         "keras = 3\nimport keras as keras_\nkeras_.Model\n",
     ),
+    "only openipu moves": (
+        "import keras\nfrom tensorflow import ipu, data  # both\nkeras, ipu, data\n",
+        "import openipu as ipu\nimport keras\nfrom tensorflow import data  # both\nkeras, ipu, data\n",
+    ),
+    "a name that comes from somewhere": (
+        "from beside import *\nimport tensorflow as tf\ntf.keras.Model(keras)\n",
+        "import keras as keras_\nfrom beside import *\nkeras_.Model(keras)\n",
+    ),
     "a comment of an import that goes": (
         "import tensorflow as tf  # for Keras\nimport os  # this\ntf.keras.Model\n",
         "import keras  # for Keras\nimport os  # this\nkeras.Model\n",
@@ -319,3 +327,17 @@ def test_other_things_with_the_same_names_stay():
         """
     )
     assert rewritten(code).new == code
+
+
+@pytest.mark.parametrize("name", ["layers.LSTM", "layers.RecomputationCheckpoint", "optimizers.AdamIpuOptimizer"])
+def test_addons_become_what_openipu_has(name):
+    """A class that OpenIPU does not have is left, with a note."""
+    module, _, cls = name.rpartition(".")
+    code = f"from ipu_tensorflow_addons.keras.{module} import {cls}\n{cls}()\n"
+    result = rewritten(code)
+    if exists(f"openipu.keras.{name}"):
+        assert (result.new, result.notes) == (f"from openipu.keras.{module} import {cls}\n{cls}()\n", ())
+    else:
+        assert result.new == code
+        (note,) = result.notes
+        assert "take the one of Keras" in note.reason

@@ -60,6 +60,11 @@ def new_statements(script: Script, uses: Findings) -> Iterator[NewStatement]:
             yield _named(node, imported.get(node, []), used - uses.kept, uses.kept)
 
 
+def is_ours(line: str) -> bool:
+    """Whether an import statement imports openipu, or something of it."""
+    return _modules_of(line).partition(".")[0] == "openipu"
+
+
 def _star(script: Script, statement: Statement) -> NewStatement:
     assert isinstance(statement, cst.ImportFrom)
     module = module_of(statement)
@@ -91,7 +96,7 @@ def _named(
         f"from {parent} import {', '.join(dict.fromkeys(names))}" if " " not in parent else f"import {names[0]}"
         for parent, names in grouped.items()
     ]
-    ours_first = sorted(lines, key=lambda line: not line.startswith(("import openipu", "from openipu")))
+    ours_first = sorted(lines, key=lambda line: not is_ours(line))
     return NewStatement(statement, tuple(ours_first))
 
 

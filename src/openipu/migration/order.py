@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import libcst as cst
 
 from .edits import Edit
-from .imports import NewStatement, edit_in_place, loads_keras
+from .imports import NewStatement, edit_in_place, is_ours, loads_keras
 from .lines import without_line, without_lines
 from .script import Function, Script, dotted
 
@@ -88,26 +88,25 @@ def _place(
 ) -> None:
     """Decide what is moved and what is added where."""
 
-    def is_ours(line: _Line) -> bool:
+    def has_ours(line: _Line) -> bool:
         return any(module.partition(".")[0] == "openipu" for module in line.modules(script))
 
     def loads(line: _Line) -> bool:
         return any(loads_keras(module, local) for module in line.modules(script))
 
     additions = {module: _import(module, name) for module, name in wanted.items()}
-    ours = next((line for line in lines if is_ours(line) and line.is_import), None)
-    anchor = next((line for line in lines if loads(line) or line.is_dropped or is_ours(line)), None)
+    ours = next((line for line in lines if has_ours(line) and line.is_import), None)
+    anchor = next((line for line in lines if loads(line) or line.is_dropped or has_ours(line)), None)
     anchor = anchor or _after_the_head(lines)
     if anchor is None:
         return
-    early = is_ours(anchor)  # also in a `try` or `if`
+    early = has_ours(anchor)  # also in a `try` or `if`
     in_functions = any(m.partition(".")[0] == "openipu" for new in statements for m in new.modules(script))
     if ours is not None and not early:
-        ours.moved = True
-        anchor.above.append(_moved_text(script, ours))
+        anchor.above.append(_move(script, ours))
     if "openipu" in additions:
         anchor.above.append(additions["openipu"])
-    home = anchor if ours is None or ours.moved else ours
+    home = ours if ours is not None and early else anchor
     place = _place_for_keras(lines, home, early) if "keras" in additions else None
     is_late = place is anchor.above if early else place is not None or any(map(loads, lines))
     if is_late and in_functions and ours is None and "openipu" not in additions:
@@ -145,18 +144,21 @@ def _after_the_head(lines: list[_Line]) -> _Line | None:
     return None
 
 
-def _moved_text(script: Script, line: _Line) -> str:
-    """The text of an import in its new form, with its comment."""
+def _move(script: Script, line: _Line) -> str:
+    """Take openipu out of an import, and return the text that goes elsewhere: with its comment, if nothing stays."""
     (new,) = line.statements
     assert isinstance(line.node, cst.SimpleStatementLine)
-    text = script.text(new.statement)
+    lines = new.lines or ()
+    stays = tuple(one for one in lines if not is_ours(one))
+    if stays:
+        line.statements[0] = NewStatement(new.statement, stays)
+        return script.module.default_newline.join(one for one in lines if is_ours(one))
+    line.moved = True
+    text, start = script.text(new.statement).encode(), script.start(new.statement)
     if edit := edit_in_place(script, new):
-        start = script.start(new.statement)
-        inside = text.encode()
-        first, last = edit.start - start, edit.end - start
-        text = (inside[:first] + edit.text.encode() + inside[last:]).decode()
+        text = text[: edit.start - start] + edit.text.encode() + text[edit.end - start :]
     comment = line.node.trailing_whitespace.comment
-    return text if comment is None else f"{text}  {comment.value}"
+    return text.decode() if comment is None else f"{text.decode()}  {comment.value}"
 
 
 def _edits(script: Script, line: _Line, seen: set[tuple[str, ...]]) -> Iterator[Edit]:

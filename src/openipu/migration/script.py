@@ -63,7 +63,7 @@ class Script:
     imports: tuple[Imported, ...]
     uses: tuple[Use, ...]
     taken: frozenset[str]
-    """Names that are bound to something other than an import, anywhere in the script."""
+    """Names that are bound to something other than an import, anywhere in the script, or by an unknown `import *`."""
     names: Mapping[cst.CSTNode, str]
     """The full names of the nodes in `uses`."""
 
@@ -135,6 +135,8 @@ def _parse(source: str) -> Script:
                 uses |= {node: Use(node, _full_name(node, imported), imported) for node in found}
             elif not isinstance(assignment, metadata.BuiltinAssignment):
                 taken.add(assignment.name)
+        unknown = (access.node for access in scope.accesses if not access.referents)
+        taken |= {dotted(node).partition(".")[0] for node in unknown}
     return Script(
         source.encode(), module, spans, parents, children,
         tuple(sorted(imports.values(), key=lambda imported: spans[imported.alias].start)),
