@@ -7,6 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import openipu as ipu
+from openipu import popdist
+
+import jax
+import keras
 import numpy as np
 import pytest
 
@@ -117,3 +122,14 @@ def test_estimators_equal_those_of_one_process(shard: str, case: str, tmp_path: 
     metrics = {name: value for name, value in expected.items() if name.startswith("evaluated")}
     assert_same(results(tmp_path, case, shard, 1), metrics)
     assert [path.name for path in (tmp_path / f"{case}-{shard}").iterdir()] == ["0"]
+
+
+def test_without_a_launcher_there_is_one_instance() -> None:
+    """Also if JAX was used before, after which instances could no longer meet."""
+    jax.devices()
+    popdist.init()
+    with ipu.distributed.popdist_strategy.PopDistStrategy().scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=2, verbose=0)
+    assert popdist.getNumInstances() == 1

@@ -148,16 +148,21 @@ def _nobody_came(launched: Instance) -> None:
 
 def _join_scheduled() -> Instance | None:
     """Join the group of a scheduler that JAX knows: Slurm, Open MPI, Kubernetes. None if there is no such scheduler."""
+    if not _is_scheduled():
+        return None
     try:
         _jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
-    except ValueError as error:
-        if "should be defined" in str(error):  # JAX has found no scheduler
-            return None
-        raise
     except RuntimeError as error:
         raise _too_late(error) from error
     state = _state()
     return Instance(state.process_id, state.num_processes, state.num_processes, 1, state.coordinator_address)
+
+
+def _is_scheduled() -> bool:
+    """Whether a scheduler that JAX knows has started this process. `initialize` would say so only before JAX is used."""
+    from jax._src.clusters import ClusterEnv
+
+    return any(not kind.opt_in_only_method and kind.is_env_present() for kind in ClusterEnv._cluster_types)
 
 
 def _own_gpus(launched: Instance) -> list[int]:
