@@ -279,7 +279,6 @@ CORE = [
         "engine/core/gradient_dependence.py",
         "return [True, *(any(used) for used in zip(*each, strict=True))]",
         "return [True, *(False for _ in each[0])]",
-        OWN_APPLY,
         "engine/core/test_gradient_dependence.py",
     ),
     mutant(

@@ -190,7 +190,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["lamb", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adam", "sgd"))])
 def test_replicas_and_stages_train_alike(name: str) -> None:
     mean = ipu.optimizers.CrossReplicaOptimizer
     expected = trained(mean(MODELS[name]()), 1).get_weights()
@@ -290,6 +290,7 @@ def test_automatic_loss_scaling_in_a_model(tmp_path: Any) -> None:
     assert loaded.optimizer.get_config() == got.optimizer.get_config()
 
 
+@pytest.mark.slow
 def test_automatic_loss_scaling_in_stages() -> None:
     """Without half-precision gradients, nothing is counted, so stages need nothing of each other."""
     model = trained(ALSOptimizer(SGDIpuOptimizer(0.02), 8, update_frequency=1), 2, stages=True)

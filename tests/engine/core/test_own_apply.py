@@ -21,6 +21,7 @@ import keras
 import numpy as np
 import pytest
 
+import estimators
 import zoo
 
 pytestmark = zoo.KERAS_WARNINGS
@@ -343,3 +344,31 @@ def test_an_update_step_would_not_be_called() -> None:
 
     with pytest.raises(ValueError, match="a wrapper with an `update_step`"):
         describe(Stepping(SGD(1.0)))
+
+
+# --- estimators ------------------------------------------------------------------------------------------------------
+
+
+class Doubles(IpuOptimizer):
+    """Doubles gradients, and counts in a variable of its own."""
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)
+        self.count = self.add_variable((), name="count")
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: None = None, name: str | None = None) -> Any:
+        self.count.assign_add(1.0)
+        return super().apply_gradients([(2 * g, v) for g, v in grads_and_vars], global_step, name)
+
+
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_estimators(tmp_path: Any, replicas: int) -> None:
+    own, plain = (
+        estimators.estimator(tmp_path / name, replicas, optimizer=estimators.replicated(make)).train(
+            estimators.looped(), steps=8
+        )
+        for name, make in (("own", lambda: Doubles(SGD(0.01))), ("plain", lambda: SGD(0.02)))
+    )
+    estimators.assert_same_weights(own, plain)
+    counts = [value for name, value in estimators.variables(own).items() if name.endswith("count")]
+    assert [float(count) for count in counts] == [8.0]

@@ -68,6 +68,7 @@ def test_marks_save_memory() -> None:
     replication.assert_close(weights, expected)
 
 
+@pytest.mark.slow
 def test_marks_save_memory_in_a_pipeline() -> None:
     """Each of two stages keeps 12 activations, or its input and 3 marks; Sequential has one micro-batch in flight."""
     sequential = {"stages": 2, "pipeline_schedule": "Sequential"}
@@ -94,7 +95,7 @@ class Odd(keras.Model):
         return self.out(x * keras.ops.cast(kept, x.dtype)[..., None])
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_state_and_random_numbers(devices: int) -> None:
     results = []
     for recompute in (False, True):

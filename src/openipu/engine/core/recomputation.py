@@ -45,23 +45,28 @@ def recomputed_in_parts(function: Callable[..., Any], platform: str) -> Callable
 
     def run(*arguments: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        jaxpr = closed.jaxpr
-        ends = [position + 1 for position, equation in enumerate(jaxpr.eqns) if _marks(equation)]
-        if not ends:
-            return recomputed(function, Recompute.UNMARKED)(*arguments)
-        values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-        values |= zip(jaxpr.invars, jax.tree.leaves(arguments), strict=True)
-        bounds = [0, *ends, len(jaxpr.eqns)]
-        for start, end in pairwise(bounds):
-            part = _part(jaxpr, start, end)
-            given = [values[v] for v in part.jaxpr.invars]
-            last = end == len(jaxpr.eqns)
-            results = jaxpr_as_fun(part)(*given) if last or _acts(part) else _again(part, platform)(*given)
-            values |= zip(part.jaxpr.outvars, results, strict=True)
-        found = [v.val if isinstance(v, Literal) else values[v] for v in jaxpr.outvars]
-        return jax.tree.unflatten(jax.tree.structure(shapes), found)
+        flat = jax.tree.leaves(arguments)
+        ends = [position + 1 for position, equation in enumerate(closed.jaxpr.eqns) if _marks(equation)]
+        if ends:
+            results = _in_parts(closed, ends, flat, platform)
+        else:
+            results = recomputed(jaxpr_as_fun(closed), Recompute.UNMARKED)(*flat)
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return run
+
+
+def _in_parts(closed: ClosedJaxpr, ends: list[int], arguments: _Arrays, platform: str) -> list[Any]:
+    """The results of a program, computed in parts that end at these positions."""
+    jaxpr = closed.jaxpr
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *arguments], strict=True))
+    for start, end in pairwise([0, *ends, len(jaxpr.eqns)]):
+        part = _part(jaxpr, start, end)
+        given = [values[v] for v in part.jaxpr.invars]
+        last = end == len(jaxpr.eqns)
+        results = jaxpr_as_fun(part)(*given) if last or _acts(part) else _again(part, platform)(*given)
+        values |= zip(part.jaxpr.outvars, results, strict=True)
+    return [v.val if isinstance(v, Literal) else values[v] for v in jaxpr.outvars]
 
 
 def _marks(equation: JaxprEqn) -> bool:
