@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
+tf: Any = None  # conftest.py puts TensorFlow here
 X = np.random.default_rng(0).uniform(0.1, 0.9, (4, 6)).astype(np.float32)
 Y = np.random.default_rng(1).uniform(0.1, 0.9, (4, 6)).astype(np.float32)
 IMAGE = np.random.default_rng(2).uniform(0.1, 0.9, (2, 6, 6, 3)).astype(np.float32)

@@ -4,9 +4,12 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 

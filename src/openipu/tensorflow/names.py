@@ -103,7 +103,9 @@ def install(replacements: Replacements) -> None:
     for alias in (*ALIASES, OPTIMIZERS):
         parent, _, last = alias.rpartition(".")
         if parent and parent not in EMPTY:
-            replacements.put(importlib.import_module(parent), last, importlib.import_module(alias))
+            owner = importlib.import_module(parent)
+            replacements.put(owner, last, None)  # before the import, which sets it too
+            setattr(owner, last, importlib.import_module(alias))
 
 
 def forget() -> None:
