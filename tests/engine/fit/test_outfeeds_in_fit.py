@@ -257,7 +257,9 @@ def staged(seen: list[Any], replicas: int, optimizer: Any = "adam", **options: A
 
 
 @pytest.mark.parametrize(
-    ("replicas", "rows", "schedule"), [(1, 40, "Grouped"), (2, 78, "Interleaved")], ids=["one", "two"]
+    ("replicas", "rows", "schedule"),
+    [pytest.param(1, 40, "Grouped", marks=pytest.mark.slow), (2, 78, "Interleaved")],
+    ids=["one", "two"],
 )
 def test_layers_in_stages(replicas: int, rows: int, schedule: str) -> None:
     seen = queues(2, True, 2 * replicas)
@@ -285,7 +287,7 @@ def test_stages_with_asynchronous_callbacks() -> None:
     np.testing.assert_array_equal([*reader.seen, *seen[0].dequeue()["x"]], [*batches(64, 1)] * 2)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_optimizer_of_a_pipeline(replicas: int) -> None:
     """It enqueues all gradients of each update, as it does without stages."""
     [of_stages], [of_one] = queues(1, True, 2 * replicas), queues(1, True, replicas)
