@@ -128,7 +128,7 @@ def test_known_waits_are_found_again_and_throughput_is_that_of_a_stopwatch(tmp_p
     elapsed = time.perf_counter() - began
     [run] = files.read(tmp_path).runs
     slept = slow.calls * slow.seconds
-    assert 0.9 * slept <= run.parts.callbacks <= elapsed
+    assert 0.7 * slept <= run.parts.callbacks <= elapsed, "the end of an execution is noticed within 5 ms or so"
     assert any("wait for callbacks" in words for words in advice(run))
     assert run.programs[0].before
     by_name = {measure.name: measure.value for measure in measures(run)}

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 EVERY = 10.0
 """How many seconds pass between two calls of what is to happen now and then."""
-_OFTEN, _SELDOM, _SHARE = 1e-3, 2e-2, 1 / 64
+_OFTEN, _SELDOM, _SHARE = 5e-3, 2e-2, 1 / 64
 """How many seconds pass between two looks at least and at most, and the share of an execution's time in between."""
 _IDLE: Final = 0.1
 """After so many seconds without an execution, the thread waits until it is needed again."""
