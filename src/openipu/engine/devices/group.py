@@ -159,7 +159,7 @@ def _join_scheduled() -> Instance | None:
 
 
 def _is_scheduled() -> bool:
-    """Whether a scheduler that JAX knows has started this process. `initialize` would say so only before JAX is used."""
+    """Whether a scheduler that JAX knows has started this process. `initialize` tells it only before JAX is used."""
     from jax._src.clusters import ClusterEnv
 
     return any(not kind.opt_in_only_method and kind.is_env_present() for kind in ClusterEnv._cluster_types)
