@@ -30,7 +30,7 @@ ALIASES = {
 
 
 @pytest.mark.parametrize("prefix", ["tensorflow.python.ipu", "tensorflow.ipu"])
-@pytest.mark.parametrize("name", openipu.__all__)
+@pytest.mark.parametrize("name", [name for name in openipu.__all__ if name != "report"])  # a function
 def test_every_module_is_openipus(prefix, name):
     module = importlib.import_module(f"{prefix}.{name}")
     assert module is getattr(openipu, name)

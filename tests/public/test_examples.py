@@ -196,7 +196,7 @@ slow = pytest.mark.slow
     "name",
     [
         "cifar10/cifar10_ipu_strategy.py",
-        "cifar10/cifar10_ipu_estimator.py",
+        pytest.param("cifar10/cifar10_ipu_estimator.py", marks=slow),
         pytest.param("cifar10/cifar10_estimator_replica.py", marks=slow),
         pytest.param("cifar10/cifar10_pipeline_estimator.py", marks=slow),
     ],

@@ -82,7 +82,7 @@ BY_REPLICA = {"x": 1, "total": 1, "latest": 0, "loss by step": 1}
 @pytest.mark.parametrize(
     ("count", "devices", "shard", "cases"),
     [
-        (2, 1, "off", ("repeated", "fetched", "watched")),
+        pytest.param(2, 1, "off", ("repeated", "fetched", "watched"), marks=pytest.mark.slow),
         pytest.param(2, 2, "auto", tuple(instance_programs.CASES), marks=pytest.mark.slow),
         pytest.param(2, 2, "off", tuple(instance_programs.CASES), marks=pytest.mark.slow),
         pytest.param(4, 1, "auto", tuple(instance_programs.CASES), marks=pytest.mark.slow),
