@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from openipu import _validate as validate
 from openipu.engine.program.program_trace import current
@@ -112,10 +112,7 @@ def _max_pool(
     padding: str,
     data_format: str = "NHWC",
 ) -> Tensor:
-    layout = "channels_first" if data_format == "NCHW" else "channels_last"
-    return keras.ops.max_pool(
-        input, _spatial(ksize, data_format), _spatial(strides, data_format), padding.lower(), layout
-    )
+    return _pooled(keras.ops.max_pool, input, ksize, strides, padding, data_format)
 
 
 @native("avg_pool", "avg_pool2d")
@@ -126,10 +123,19 @@ def _avg_pool(
     padding: str,
     data_format: str = "NHWC",
 ) -> Tensor:
+    return _pooled(keras.ops.average_pool, input, ksize, strides, padding, data_format)
+
+
+def _pooled(
+    pool: Callable[..., Tensor],
+    input: Tensor,
+    ksize: int | Sequence[int],
+    strides: int | Sequence[int],
+    padding: str,
+    data_format: str,
+) -> Tensor:
     layout = "channels_first" if data_format == "NCHW" else "channels_last"
-    return keras.ops.average_pool(
-        input, _spatial(ksize, data_format), _spatial(strides, data_format), padding.lower(), layout
-    )
+    return pool(input, _spatial(ksize, data_format), _spatial(strides, data_format), padding.lower(), layout)
 
 
 def _spatial(sizes: int | Sequence[int], data_format: str) -> tuple[int, int]:

@@ -8,12 +8,13 @@ from collections.abc import Callable, Hashable, Iterable
 from types import FrameType
 from typing import Any, Final
 
+from openipu.engine.core.enqueued import traced_program
+
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
 import tensorflow as tf
-from jax.extend.core import get_opaque_trace_state
 
 from .replacements import Replacements
 
@@ -24,7 +25,7 @@ _OPERATORS: Final = (
 LIBRARIES: Final = ("openipu", "tensorflow", "keras", "jax", "importlib", "contextlib", "functools", "inspect")
 PLAIN: Final = frozenset({int, float, bool, str, type(None), np.ndarray, tf.DType, type(tf.constant(0))})
 """Types of values that are never foreign, for a quick answer."""
-_IDLE = get_opaque_trace_state(convention="flax")
+_IDLE = traced_program()
 """What JAX says when it is not tracing. This module is never loaded by traced code."""
 
 
@@ -62,7 +63,7 @@ def is_symbolic(value: object) -> bool:
 
 def being_traced() -> bool:
     """Whether JAX is tracing in this thread, and TensorFlow is not."""
-    return get_opaque_trace_state(convention="flax") != _IDLE and bool(tf.executing_eagerly())
+    return traced_program() != _IDLE and bool(tf.executing_eagerly())
 
 
 def native(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from openipu import _validate as validate
 from openipu.settings.enums import DeviceConnectionType
@@ -41,6 +42,14 @@ class Placement:
     def speaks(self) -> bool:
         """Whether this process writes files and log lines: alone, or for all of those that run one program together."""
         return self.replicas.is_local or group.index() == 0
+
+    def of_first(self, what: str, value: Any) -> Any:
+        """The value of instance 0, if several instances run one program together. `what` says where they are."""
+        return value if self.replicas.is_local else group.of_first(what, value)
+
+    def any_of(self, what: str, value: bool) -> bool:
+        """Whether it is true in any of the instances that run one program together."""
+        return value if self.replicas.is_local else group.any_of(what, value)
 
 
 def placement_on(system: System, each: int = 1) -> Placement:

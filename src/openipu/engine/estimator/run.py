@@ -67,26 +67,29 @@ class Run:
 
     def launched(self) -> Iterator[list[Result]]:
         """Yield the results of each launch, and call the hooks around it."""
+        reported = self._config.ipu_run_config.compile_summary and self.program.place.speaks
+        run = current() if reported else None
         self.hooks.begin(self.global_step)
-        for launched in launches(self._feed.epoch(), self._execute):
+        for number, launched in enumerate(launches(self._feed.epoch(), self._execute)):
             self._count(launched.slab)
             results = launched.results
             del launched  # it keeps the slab alive, and the next slab needs its memory
             self.hooks.context.global_step = self.global_step
+            if run is not None and number == 0:  # the time of a step is measured from here
+                Wait()(self._state)
+                run.look()
             yield results
             self.hooks.after_run(self.global_step, _fetches(results))
             if self._stops():
                 break
         Wait()(self._state)
         self.hooks.end()
-        run = current()
-        if run is not None and self._config.ipu_run_config.compile_summary and self.program.place.speaks:
+        if run is not None:
             self._write_report(run)
 
     def _stops(self) -> bool:
         """Whether a hook has asked to stop, in any instance of those that run together."""
-        asked = self.hooks.context.stop_requested
-        return asked if self.program.place.replicas.is_local else group.any_of("the end of an execution", asked)
+        return self.program.place.any_of("the end of an execution", self.hooks.context.stop_requested)
 
     def _execute(self, slab: Slab, _meanwhile: Callable[[], None]) -> list[Result]:
         self.hooks.before_run()
@@ -171,8 +174,7 @@ class Training(Run):
     def _is_due(self) -> bool:
         """Whether it is time for a checkpoint. Instance 0 decides, because clocks differ."""
         due = self._checkpoints.due(self.global_step)
-        together = not self.program.place.replicas.is_local
-        return bool(group.of_first("whether a checkpoint is due", due)) if together else due
+        return bool(self.program.place.of_first("whether a checkpoint is due", due))
 
     def _count(self, slab: Slab) -> None:
         super()._count(slab)

@@ -122,12 +122,12 @@ def _train_epochs(
     session: Session, feed: Feed, callbacks: CallbackList, validation: Validation, initial_epoch: int, epochs: int
 ) -> Logs:
     """The epochs that are left to train. Returns the logs of the last one."""
-    model, alone = session.model, session.place("train").replicas.is_local
+    model, place = session.model, session.place("train")
     logs: Logs = {}
     try:
         for epoch in _epochs(session, initial_epoch, epochs):
             logs = _train_epoch(session, feed, callbacks, validation, epoch)
-            if model.stop_training if alone else group.any_of("the end of an epoch", model.stop_training):
+            if place.any_of("the end of an epoch", model.stop_training):
                 break
     finally:
         if epochs > 0:
@@ -154,9 +154,7 @@ def _epochs(session: Session, initial_epoch: int, epochs: int) -> range:
     if session.resume is not None:
         return _left(session.resume, initial_epoch, epochs)
     first = keras_api.start_epoch(session.model, initial_epoch)
-    return range(
-        first if session.place("train").replicas.is_local else group.of_first("the first epoch", first), epochs
-    )
+    return range(session.place("train").of_first("the first epoch", first), epochs)
 
 
 def _left(resume: ResumePoint, initial_epoch: int, epochs: int) -> range:

@@ -7,19 +7,21 @@ import itertools
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from openipu.engine import convolution
 from openipu.engine.devices import group, program_cache
+from openipu.engine.devices.memory import device_memory
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.systems import spare_threads
 from openipu.engine.facts import calls
 from openipu.engine.facts.recorder import RunRecorder
-from openipu.engine.facts.values import MemoryUse, ProgramFacts
+from openipu.engine.facts.timeline import Interval
+from openipu.engine.facts.values import MemoryUse, PipelineFacts, Place, ProgramFacts
 from openipu.engine.host_io.outfeed_buffer import HostBuffer
 from openipu.engine.interrupts import SHORT, in_thread, let_through, uninterrupted
 from openipu.engine.keras_compat.patches import tracing
@@ -112,6 +114,28 @@ def compile_program(
     if (run := calls.current()) is not None:
         program.note(run, before=False)
     return program
+
+
+def note_launch(
+    run: RunRecorder,
+    programs: Sequence[CompiledProgram],
+    replicas: Replicas,
+    batch_size: int = 0,
+    accumulation: int = 1,
+    pipeline: Callable[[], PipelineFacts | None] = lambda: None,
+) -> Interval:
+    """Tell a run that is recorded that these programs are about to be launched."""
+    for program in programs:
+        program.note(run, before=True)
+    if calls.is_own():
+        run.placed(
+            lambda: Place(
+                replicas.platform, str(replicas.devices[0].device_kind), replicas.count, replicas.each,
+                device_memory(replicas), batch_size, accumulation,
+            ),
+            pipeline,
+        )  # fmt: skip
+    return run.launching()
 
 
 @dataclass(slots=True)

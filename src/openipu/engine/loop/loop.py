@@ -18,14 +18,13 @@ from openipu.engine.core.state import Outcome, State
 from openipu.engine.data.instances import OwnParts, check_same
 from openipu.engine.data.slab import Slab, shapes_of
 from openipu.engine.devices.launching import in_turn
-from openipu.engine.devices.memory import device_memory
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.transfer import local, read
 from openipu.engine.facts import calls
 from openipu.engine.facts.recorder import RunRecorder
 from openipu.engine.facts.timeline import Interval
-from openipu.engine.facts.values import PipelineFacts, Place
+from openipu.engine.facts.values import PipelineFacts
 from openipu.engine.host_io.outfeed_buffer import filled
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.types import Array, Tree
@@ -34,7 +33,7 @@ import jax
 import numpy as np
 
 from .arrays import length
-from .compile import CompiledProgram, Function, compile_program
+from .compile import CompiledProgram, Function, compile_program, note_launch
 from .outfeeds import Specs, UnforeseenError, mention_incomplete
 from .remainder import Counts, Job
 
@@ -115,7 +114,7 @@ class Loop(abc.ABC):
         run = calls.current()
         execution = None if run is None else self._note(run, programs, slab)
         results = []
-        with filled(outfeeds.items(), replicas.own):
+        with filled(outfeeds.items(), replicas.own if outfeeds else ()):
             for program, job in zip(programs, jobs, strict=True):
                 call = in_turn(self, replicas.devices, program.call)
                 args = (state, resident, slab.body, job.counts.pack(), job.tail)
@@ -140,18 +139,10 @@ class Loop(abc.ABC):
 
     def _note(self, run: RunRecorder, programs: list[CompiledProgram], slab: Slab) -> Interval:
         """Tell a run that is recorded what is about to be launched."""
-        replicas = self._place.replicas
-        for program in programs:
-            program.note(run, before=True)
-        if calls.is_own():
-            run.placed(
-                lambda: Place(
-                    replicas.platform, str(replicas.devices[0].device_kind), replicas.count, replicas.each,
-                    device_memory(replicas), slab.batch_size, self._accumulation.steps,
-                ),
-                lambda: self.pipeline_facts(length(slab.body)),
-            )  # fmt: skip
-        return run.launching()
+        return note_launch(
+            run, programs, self._place.replicas, slab.batch_size, self._accumulation.steps,
+            lambda: self.pipeline_facts(length(slab.body)),
+        )  # fmt: skip
 
     def execute_one(self, state: State, batch: Tree) -> tuple[Result, State]:
         """Run a single batch that does not come from a feed, on the first replica.

@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from openipu.engine.convolution.interpreter import bind, context
+from openipu.engine.core.enqueued import traced_program
 from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Primitive, Var, get_opaque_trace_state
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
 
 from .program_trace import ProgramTrace, current
 from .variable_scope import VariableScope
@@ -66,7 +67,7 @@ def gradients(
     values = [trace.scope.get_current_value(s) if isinstance(s, keras.Variable) else s for s in sources]
     if trace.discovering:
         return [jnp.zeros(s.shape, jax.dtypes.canonicalize_dtype(s.dtype)) for s in sources]
-    if level() is None or level() != get_opaque_trace_state(convention="flax"):
+    if level() is None or level() != traced_program():
         raise RuntimeError(
             "The gradients of values were asked for in a function that does not find them: one that is not a "
             "`tf.function`, or one inside a loop, conditional or transformation of JAX. Decorate the function that you "
@@ -86,7 +87,7 @@ def resolved(function: Callable[[], Tree]) -> Tree:
     """The result of a function that may ask for gradients, in the program that is being traced."""
     trace = current()
     assert trace is not None
-    if trace.discovering or level() == get_opaque_trace_state(convention="flax"):
+    if trace.discovering or level() == traced_program():
         return function()  # in the second case, the function around this one finds the marks
     found = _Traced(trace, function)
     closed, shapes = jax.make_jaxpr(found.run, return_shape=True)()
@@ -104,7 +105,7 @@ class _Traced:
         self._structure: Any = None
 
     def run(self) -> Tree:
-        before, _local.level = level(), get_opaque_trace_state(convention="flax")
+        before, _local.level = level(), traced_program()
         try:
             with self._trace.within(self._scope) as scope:
                 result = self._function()

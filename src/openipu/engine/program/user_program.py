@@ -26,19 +26,16 @@ from openipu.engine.devices import group, same_values, systems, transfer
 from openipu.engine.devices.current_system import system_of
 from openipu.engine.devices.kept_programs import KeptPrograms
 from openipu.engine.devices.launching import in_turn
-from openipu.engine.devices.memory import SLAB_SHARE, device_memory, free_memory
+from openipu.engine.devices.memory import SLAB_SHARE, free_memory
 from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.running import running
 from openipu.engine.facts import calls
 from openipu.engine.facts.calls import recorded
-from openipu.engine.facts.recorder import RunRecorder
-from openipu.engine.facts.timeline import Interval
-from openipu.engine.facts.values import Place
 from openipu.engine.host_io.outfeed_buffer import filled
 from openipu.engine.interrupts import SHORT, interruptible, uninterrupted
 from openipu.engine.keras_compat.patches import tracing
-from openipu.engine.loop.compile import CompiledProgram, compile_program
+from openipu.engine.loop.compile import CompiledProgram, compile_program, note_launch
 from openipu.engine.types import Array, Tree
 
 import jax
@@ -230,7 +227,7 @@ class UserProgram:
             with filled(needs.outfeeds.values(), replicas.own), _letting_through(needs):
                 launch = in_turn(self if needs.state else None, replicas.devices, program.call)
                 run = calls.current()
-                execution = None if run is None else self._note(run, program)
+                execution = None if run is None else note_launch(run, [program], replicas)
                 result, state, taken, visits = launch(*values, slabs, self._sent(call.arrays))
                 if run is not None and execution is not None:
                     run.launched(execution, result, (taken, visits, state), 1, 0, calls.is_own())
@@ -251,14 +248,6 @@ class UserProgram:
                 raise feed.interrupt
             feed.check()
         return jax.tree.map(lambda a: a if replicas.count == 1 else a.addressable_data(0), result)
-
-    def _note(self, run: RunRecorder, program: CompiledProgram) -> Interval:
-        """Tell a run that is recorded what is about to be launched."""
-        program.note(run, before=True)
-        replicas = self._place.replicas
-        kind, memory = str(replicas.devices[0].device_kind), device_memory(replicas)
-        run.placed(lambda: Place(replicas.platform, kind, replicas.count, replicas.each, memory, 0, 1), lambda: None)
-        return run.launching()
 
     def _share(self, needs: Needs, call: CallArguments) -> None:
         """Let all instances start alike: arguments must be equal, and variables become those of instance 0."""
