@@ -12,11 +12,12 @@ import keras
 from jax.typing import DTypeLike
 from keras import ops
 
-from .base import IpuOptimizerBase, Rate, registered, slot_dtype
+from .base import Rate, registered, slot_dtype
+from .moments import MomentOptimizer
 
 
 @registered
-class AdamIpuOptimizer(IpuOptimizerBase):
+class AdamIpuOptimizer(MomentOptimizer):
     """Adam, as `keras.optimizers.Adam`.
 
     Args:
@@ -48,11 +49,8 @@ class AdamIpuOptimizer(IpuOptimizerBase):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate, name, **kwargs)
-        self.beta_1 = validate.number("beta_1", beta_1, least=0.0, below=1.0)
-        self.beta_2 = validate.number("beta_2", beta_2, least=0.0, below=1.0)
-        self.epsilon = validate.number("epsilon", epsilon, least=0.0)
-        self.amsgrad, self.debiasing = validate.flag("amsgrad", amsgrad), validate.flag("debiasing", debiasing)
-        self.m_dtype, self.v_dtype = slot_dtype("m_dtype", m_dtype), slot_dtype("v_dtype", v_dtype)
+        self.set_moments(beta_1, beta_2, epsilon, debiasing, m_dtype, v_dtype)
+        self.amsgrad = validate.flag("amsgrad", amsgrad)
         self.vhat_dtype = slot_dtype("vhat_dtype", vhat_dtype)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
@@ -60,16 +58,13 @@ class AdamIpuOptimizer(IpuOptimizerBase):
         if self.built:
             return
         super().build(variables)
-        self._m = self.add_slots(variables, "momentum", self.m_dtype)
-        self._v = self.add_slots(variables, "velocity", self.v_dtype)
         self._largest = self.add_slots(variables, "velocity_hat", self.vhat_dtype) if self.amsgrad else []
 
     def update_step(self, gradient: Array, variable: keras.Variable, learning_rate: Array) -> None:
         """Update a weight and its slots."""
         (dtype,) = self.optimizer_compute_precisions
         gradient, rate = ops.cast(gradient, dtype), ops.cast(learning_rate, dtype)
-        m = self.averaged(self.slot(self._m, variable), gradient, self.beta_1)
-        v = self.averaged(self.slot(self._v, variable), gradient * gradient, self.beta_2)
+        m, v = self.moments(gradient, variable)
         if self.amsgrad:
             largest = self.slot(self._largest, variable)
             v = ops.maximum(ops.cast(largest, dtype), v)
@@ -80,5 +75,4 @@ class AdamIpuOptimizer(IpuOptimizerBase):
 
     def get_config(self) -> dict[str, Any]:
         """Everything needed to make an equal optimizer."""
-        own = ("beta_1", "beta_2", "epsilon", "amsgrad", "m_dtype", "v_dtype", "vhat_dtype", "debiasing")
-        return {**super().get_config(), **{name: getattr(self, name) for name in own}}
+        return {**super().get_config(), "amsgrad": self.amsgrad, "vhat_dtype": self.vhat_dtype}

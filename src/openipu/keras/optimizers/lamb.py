@@ -14,11 +14,12 @@ import keras
 from jax.typing import DTypeLike
 from keras import ops
 
-from .base import IpuOptimizerBase, Rate, registered, slot_dtype
+from .base import Rate, registered
+from .moments import MomentOptimizer
 
 
 @registered
-class LAMBIpuOptimizer(IpuOptimizerBase):
+class LAMBIpuOptimizer(MomentOptimizer):
     """LAMB: Adam whose update of each weight has a size in proportion to the weight's norm.
 
     Args:
@@ -58,32 +59,19 @@ class LAMBIpuOptimizer(IpuOptimizerBase):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate, name, optimizer_compute_precisions, **kwargs)
-        self.beta_1 = validate.number("beta_1", beta_1, least=0.0, below=1.0)
-        self.beta_2 = validate.number("beta_2", beta_2, least=0.0, below=1.0)
-        self.epsilon = validate.number("epsilon", epsilon, least=0.0)
+        self.set_moments(beta_1, beta_2, epsilon, debiasing, m_dtype, v_dtype)
         self.weight_decay_rate = validate.number("weight_decay_rate", weight_decay_rate, least=0.0)
         steady = validate.sequence("exclude_from_weight_decay", exclude_from_weight_decay, optional=True)
         unadapted = validate.sequence("exclude_from_layer_adaptation", exclude_from_layer_adaptation, optional=True)
         self.without_decay = list(steady)
         self.without_adaptation = self.without_decay if exclude_from_layer_adaptation is None else list(unadapted)
-        self.debiasing = validate.flag("debiasing", debiasing)
-        self.m_dtype, self.v_dtype = slot_dtype("m_dtype", m_dtype), slot_dtype("v_dtype", v_dtype)
         self.weight_norm_clip = validate.number("weight_norm_clip", weight_norm_clip, optional=True, above=0.0)
-
-    def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Make the slots."""
-        if self.built:
-            return
-        super().build(variables)
-        self._m = self.add_slots(variables, "momentum", self.m_dtype)
-        self._v = self.add_slots(variables, "velocity", self.v_dtype)
 
     def update_step(self, gradient: Array, variable: keras.Variable, learning_rate: Array) -> None:
         """Update a weight and its slots."""
         dtype = self.optimizer_compute_precisions[0]
         gradient, weight = ops.cast(gradient, dtype), ops.cast(variable, dtype)
-        m = self.averaged(self.slot(self._m, variable), gradient, self.beta_1)
-        v = self.averaged(self.slot(self._v, variable), gradient * gradient, self.beta_2)
+        m, v = self.moments(gradient, variable)
         if self.debiasing:
             m, v = m / self.bias(self.beta_1, dtype), v / self.bias(self.beta_2, dtype)
         update = m / (ops.sqrt(v) + self.epsilon)
@@ -105,19 +93,10 @@ class LAMBIpuOptimizer(IpuOptimizerBase):
 
     def get_config(self) -> dict[str, Any]:
         """Everything needed to make an equal optimizer."""
-        own = (
-            "beta_1",
-            "beta_2",
-            "epsilon",
-            "weight_decay_rate",
-            "debiasing",
-            "m_dtype",
-            "v_dtype",
-            "weight_norm_clip",
-        )
         return {
             **super().get_config(),
-            **{name: getattr(self, name) for name in own},
+            "weight_decay_rate": self.weight_decay_rate,
+            "weight_norm_clip": self.weight_norm_clip,
             "exclude_from_weight_decay": list(self.without_decay),
             "exclude_from_layer_adaptation": list(self.without_adaptation),
         }
