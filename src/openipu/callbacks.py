@@ -17,6 +17,7 @@ from openipu.engine.core.state import Logs, State
 from openipu.engine.data import position as positions
 from openipu.engine.data.position import Position
 from openipu.engine.devices import group
+from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.transfer import of_first_process
 from openipu.engine.facts.calls import join
 from openipu.engine.fit.session import ResumePoint
@@ -57,6 +58,9 @@ class Checkpoint(keras.callbacks.Callback):
             read-only, or on a full disk. If False, it trains without checkpoints until one can be saved.
     """
 
+    _place: Placement
+    """Where the model trains. Known from the beginning of the training."""
+
     def __init__(
         self,
         dir: str | Path,
@@ -72,7 +76,6 @@ class Checkpoint(keras.callbacks.Callback):
         self._required = validate.flag("required", required)
         self._checkpoints = Checkpoints(folder, keep=keep, every_seconds=every_seconds, max_share=max_share)
         self._epoch, self._waiting = 0, 0
-        self._shared = self._own_data = False
         self._pending: Callable[[], None] | None = None
 
     def load_weights(self, model: keras.Model) -> int:
@@ -104,15 +107,16 @@ class Checkpoint(keras.callbacks.Callback):
             )
         if session.keeper is not None:
             raise ValueError("`fit` was given two `Checkpoint` callbacks, but a run resumes from one folder. Give one.")
-        place = session.place("train")
-        self._shared, self._own_data = not place.replicas.is_local, place.own_data
+        self._place = session.place("train")
         if self._writes:
             if self._checkpoints.latest() is None:
                 refuse_foreign("`dir`", self._checkpoints.folder)
             self._open()
         session.keeper = self
         self._waiting, self._pending = 0, None
-        if self._of_first("whether there is a checkpoint", self._writes and self._checkpoints.latest() is not None):
+        if self._place.of_first(
+            "whether there is a checkpoint", self._writes and self._checkpoints.latest() is not None
+        ):
             session.resume = self._restore()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002
@@ -131,16 +135,13 @@ class Checkpoint(keras.callbacks.Callback):
 
         So they need no disk in common. Its values become those of the others when they go to the devices.
         """
-        return not self._shared or group.index() == 0
-
-    def _of_first(self, what: str, value: Any) -> Any:
-        return group.of_first(what, value) if self._shared else value
+        return self._place.speaks
 
     def _shared_state(
         self, owners: State, step: int, fit: dict[str, Any], logs: Logs, state: State
     ) -> tuple[int, dict[str, Any], Logs, State]:
         """What instance 0 has read. The metrics are those of each replica, so they are sent here."""
-        if not self._shared:
+        if self._place.replicas.is_local:
             return step, fit, logs, state
         shapes = [list(np.shape(metric)) for metric in state.metrics]
         plain = {name: _as_list(value) for name, value in logs.items()}
@@ -158,7 +159,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._waiting += 1
         final = last and self._epoch + 1 == self.params["epochs"]
         due = final or (self._waiting >= self._every and self._checkpoints.due(position.step))
-        if self._of_first("whether a checkpoint is due", due):
+        if self._place.of_first("whether a checkpoint is due", due):
             self._waiting = 0
             parts, fit = _tree(state(), *State._fields), self._fit(position, last)
             if self._writes:
@@ -188,7 +189,7 @@ class Checkpoint(keras.callbacks.Callback):
         return {
             "epoch": self._epoch,
             "ended": ended,
-            "position": json.dumps(group.exchange("the position in the data", here)) if self._own_data else here,
+            "position": json.dumps(group.exchange("the position in the data", here)) if self._place.own_data else here,
             "history": json.dumps({"epoch": history.epoch, "history": history.history}, default=_as_list),
             "callbacks": json.dumps([_counters(callback) for callback in self._callbacks()]),
         }
@@ -198,7 +199,7 @@ class Checkpoint(keras.callbacks.Callback):
         owners = variables_of(self.model, "train")
         step, fit, logs, state = self._shared_state(owners, *self._read(owners))
         try:
-            position, history, callbacks = _parsed(fit, group.index() if self._own_data else None)
+            position, history, callbacks = _parsed(fit, group.index() if self._place.own_data else None)
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
                 f"The checkpoint of step {step} in {self._checkpoints.folder} has contents that `Checkpoint` does not "

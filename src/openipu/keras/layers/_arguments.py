@@ -10,8 +10,6 @@ from openipu import _validate as validate
 import keras
 import numpy as np
 
-registered = keras.saving.register_keras_serializable("openipu.keras")
-
 Seed = int | Sequence[int] | None
 """A seed of users: a whole number, two of them, or None for another one each time."""
 

@@ -7,12 +7,11 @@ from typing import Any
 
 from openipu import _validate as validate
 from openipu.engine.types import Array
+from openipu.keras._registered import registered
 
 import jax.numpy as jnp
 import keras
 from jax import lax
-
-from ._arguments import registered
 
 DIMENSIONS = ("input_columns", "input_rows_kernel_columns", "kernel_rows")
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from openipu.engine.types import Tree
+from openipu.keras._registered import registered
 from openipu.ops.pipelining_ops import recomputation_checkpoint
 
 import keras
-
-from ._arguments import registered
 
 
 @registered

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from openipu import _validate as validate
+from openipu.keras._registered import registered
 
 import keras
 
-from ._arguments import Seed, first_seed, no_effect, refuse, registered, seed_of, set_state
+from ._arguments import Seed, first_seed, no_effect, refuse, seed_of, set_state
 
 Initializer: TypeAlias = str | keras.initializers.Initializer
 

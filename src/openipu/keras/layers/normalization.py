@@ -7,12 +7,11 @@ from typing import Any, TypeAlias
 
 from openipu import _validate as validate
 from openipu.engine.types import Array
+from openipu.keras._registered import registered
 
 import jax.numpy as jnp
 import keras
 from keras import ops
-
-from ._arguments import registered
 
 Initializer: TypeAlias = str | keras.initializers.Initializer | None
 

@@ -8,12 +8,13 @@ from typing import Any
 from openipu import _validate as validate
 from openipu.engine.core.accumulation import floating
 from openipu.engine.types import Array, Tree
+from openipu.keras._registered import registered
 
 import keras
 from jax.typing import DTypeLike
 from keras import ops
 
-from ._arguments import Seed, first_seed, no_effect, refuse, registered, seed_of, set_state
+from ._arguments import Seed, first_seed, no_effect, refuse, seed_of, set_state
 
 Activation = Callable[[Array], Array]
 Shape = Sequence[int | None]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from openipu import _validate as validate
+from openipu.keras._registered import registered
 from openipu.optimizers import GradientAccumulationOptimizerV2
 from openipu.optimizers.wrappers import OptimizerLike
 
 import keras
-
-from .base import registered
 
 
 @registered

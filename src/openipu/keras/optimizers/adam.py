@@ -7,12 +7,13 @@ from typing import Any
 
 from openipu import _validate as validate
 from openipu.engine.types import Array
+from openipu.keras._registered import registered
 
 import keras
 from jax.typing import DTypeLike
 from keras import ops
 
-from .base import Rate, registered, slot_dtype
+from .base import Rate, slot_dtype
 from .moments import MomentOptimizer
 
 

@@ -9,13 +9,12 @@ from typing import Any
 from openipu import _validate as validate
 from openipu.engine.core.wrapped_optimizer import IpuOptimizer
 from openipu.engine.types import Array
+from openipu.keras._registered import registered
 from openipu.optimizers import GradientAccumulationOptimizerV2
 from openipu.optimizers.wrappers import OptimizerLike
 
 import keras
 from keras import ops
-
-from .base import registered
 
 
 @registered

@@ -13,8 +13,6 @@ import keras
 from jax.typing import DTypeLike
 from keras import ops
 
-registered = keras.saving.register_keras_serializable("openipu.keras")
-
 Rate: TypeAlias = float | keras.optimizers.schedules.LearningRateSchedule
 
 

@@ -9,12 +9,13 @@ from typing import Any
 from openipu import _validate as validate
 from openipu.engine.keras_compat.api import decays
 from openipu.engine.types import Array
+from openipu.keras._registered import registered
 
 import keras
 from jax.typing import DTypeLike
 from keras import ops
 
-from .base import Rate, registered
+from .base import Rate
 from .moments import MomentOptimizer
 
 
