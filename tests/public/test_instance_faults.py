@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -58,25 +60,27 @@ def test_an_instance_that_never_comes() -> None:
 @pytest.mark.parametrize("kills", [1, KILLS])
 def test_killed_instances_start_again_and_end_with_the_same_bytes(tmp_path: Path, kills: int) -> None:
     """Set OPENIPU_KILLS to the number of kills."""
+    epochs = str(30 * kills)  # so many that the last kill comes before the end, on a fast machine too
     whole = subprocess.run(
-        command(instance_faults.__file__, "trains", str(tmp_path / "whole")),
+        command(instance_faults.__file__, "trains", str(tmp_path / "whole"), epochs),
         capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
     chance = random.Random(kills)
-    words = ["--max-restarts", str(kills), instance_faults.__file__, "trains", str(tmp_path / "killed")]
+    words = ["--max-restarts", str(kills), instance_faults.__file__, "trains", str(tmp_path / "killed"), epochs]
     with subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launched:
         assert launched.stdout is not None
-        for _ in range(kills):
-            shown = 0
-            for line in launched.stdout:
-                shown += "epoch" in line
-                if shown > 4:
-                    break
+        for kill in range(kills):
+            _wait_for(launched.stdout, f"restart {kill} of" if kill else "", times=1)  # so no line of killed instances
+            _wait_for(launched.stdout, "epoch", times=5)
             time.sleep(chance.random() / 4)
             os.kill(chance.choice(_instances(launched.pid)), signal.SIGKILL)
         rest = launched.stdout.read()
         assert launched.wait(300) == 0, rest
     assert set(_ends(rest)) == set(_ends(whole.stdout))
+
+
+def _wait_for(lines: IO[str], word: str, times: int) -> None:
+    assert len(list(itertools.islice((line for line in lines if word in line), times))) == times
 
 
 def _ends(shown: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Instances that go wrong, or that train until somebody kills one of them.
 
-python tests/support/instance_faults.py WHAT [FOLDER]
+python tests/support/instance_faults.py WHAT [FOLDER [EPOCHS]]
 """
 
 import hashlib
@@ -57,7 +57,7 @@ def train(folder: str | None, fails: bool = False, epochs: int = 60, width: int 
     print(f"ended {digest.hexdigest()}", flush=True)
 
 
-def main(what: str, folder: str | None = None) -> None:
+def main(what: str, folder: str | None = None, epochs: str = "60") -> None:
     last = popdist.getInstanceIndex() == popdist.getNumInstances() - 1
     if what == "raises":
         train(None, fails=last)
@@ -70,7 +70,7 @@ def main(what: str, folder: str | None = None) -> None:
         popdist_ops = ipu.distributed
         popdist_ops.allreduce(np.ones(2)) if last else popdist_ops.broadcast(np.ones(2))
     else:
-        train(folder)
+        train(folder, epochs=int(epochs))
 
 
 if __name__ == "__main__":
