@@ -26,7 +26,6 @@ from math import prod, sqrt
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
@@ -118,7 +117,8 @@ def weights(
     data = _data_tiles(_arranged(lhs, geo.lhs_spec, "nc", "chwn"), geo, t, grid)
     gradient = _gradient_tiles(_arranged(rhs, geo.rhs_spec, "fc", "chwf"), t, grid)
     products = _products(data, gradient, (1, 1), dtype, precision)
-    return _out(_both_ways(lax.reshape(products, (n, n, *products.shape[1:])), _transposed(t.kernel)), "hwnf", geo)
+    kernel = _both_ways(lax.reshape(products, (n, n, *products.shape[1:])), _transposed(t.kernel))
+    return _out(lax.reshape(kernel, (t.size, t.size, *kernel.shape[1:])), "hwnf", geo)
 
 
 def _named(spec: Shape, roles: str) -> Axes:
@@ -158,19 +158,18 @@ def _by_tiles(x: jax.Array, grid: Shape, matrix: Rows, t: Transform) -> jax.Arra
 
 def _kernel(w: jax.Array, t: Transform) -> jax.Array:
     """The transformed kernel: [n * n, *channels]."""
-    both = _both_ways(w, t.kernel)
-    return lax.reshape(both, (t.n * t.n, *both.shape[2:]))
+    return _both_ways(w, t.kernel)
 
 
 def _both_ways(x: jax.Array, matrix: Rows) -> jax.Array:
-    """`matrix` applied along the first two axes.
+    """`matrix` applied along the first two axes, which become one.
 
-    Written as products, because kernels are small: sums of slices would be faster but take far longer to compile.
+    Written as one product, because kernels are small. Sums of slices are as fast, but take far longer to compile, and
+    two products with a transposition in between make a step of a CIFAR-10 network 15 % slower.
     """
-    constant, numbers = np.asarray(matrix, x.dtype), (((1,), (0,)), ((), ()))
-    first = lax.dot_general(constant, x, numbers, precision=lax.Precision.HIGHEST)
-    second = lax.dot_general(constant, jnp.swapaxes(first, 0, 1), numbers, precision=lax.Precision.HIGHEST)
-    return jnp.swapaxes(second, 0, 1)
+    both = np.kron(matrix, matrix).astype(x.dtype)
+    flat = lax.reshape(x, (both.shape[1], *x.shape[2:]))
+    return lax.dot_general(both, flat, (((1,), (0,)), ((), ())), precision=lax.Precision.HIGHEST)
 
 
 def _products(

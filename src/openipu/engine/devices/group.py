@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from openipu.engine.interrupts import let_through
 from openipu.settings.instances import VARIABLES, Instance, from_environment
@@ -34,6 +34,8 @@ SLICE: Final = 1.0
 HEARTBEAT_SECONDS: Final = 10
 """A process that is silent for this long is dead, and the others end."""
 LOOPBACK: Final = "127.0.0.1"
+
+T = TypeVar("T")
 
 _jax: Any = jax
 _joined: Instance | None = None
@@ -59,6 +61,11 @@ def index() -> int:
 def count() -> int:
     """How many processes run together."""
     return _joined.count if _joined else 1
+
+
+def on_one_machine() -> bool:
+    """Whether a launcher has started all processes of the group on this machine."""
+    return _joined is not None and _launched and _joined.coordinator.startswith(f"{LOOPBACK}:")
 
 
 def join() -> None:
@@ -88,6 +95,8 @@ def _join(meet: Callable[[], Instance | None]) -> None:
     global _joined
     _jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM, which is to end us
     _joined = meet()
+    if on_one_machine():
+        _share_programs()
     if count() > 1:
         sys.excepthook = functools.partial(_end_at_once, sys.excepthook)
         packages = {name: _version(name) for name in ("openipu", "jax", "jaxlib", "keras", "numpy")}
@@ -188,6 +197,21 @@ def _cpu_on_loopback() -> Any:
     return xla_bridge.make_cpu_client(xla.make_gloo_tcp_collectives(_state().client, hostname=LOOPBACK))
 
 
+def _share_programs() -> None:
+    """Give a program the same key in JAX's cache in all instances on this machine.
+
+    JAX puts the devices as one process sees them into the key, so only instance 0, which writes the entries, would ever
+    find one. There is no option for that.
+    """
+    from jax._src import cache_key
+
+    def hash_devices(key: Any, devices: Any, *_: object) -> None:
+        kinds = [device.device_kind for device in devices.flat]
+        key.update(repr((platform.node(), kinds)).encode())
+
+    cache_key._hash_accelerator_config = hash_devices
+
+
 def _state() -> Any:
     """What JAX knows about the group. It has no public way to the messages."""
     from jax._src import distributed
@@ -245,6 +269,17 @@ def of_first(what: str, value: Any) -> Any:
 def any_of(what: str, value: bool) -> bool:
     """Whether it is true in any process."""
     return any(exchange(what, bool(value)))
+
+
+def first_then_others(what: str, make: Callable[[], T]) -> T:
+    """Let instance 0 make something, and then each of the others."""
+    if index() > 0:
+        exchange(what, None)
+        return make()
+    try:
+        return make()
+    finally:
+        exchange(what, None)
 
 
 def _key(number: int, owner: int) -> str:

@@ -41,6 +41,14 @@ def enable(cache: Cache | None) -> None:
     _enabled = cache
 
 
+def is_on() -> bool:
+    """Whether JAX keeps compiled programs: here, or where the user has told it to."""
+    import jax
+
+    config: Any = jax.config
+    return bool(config.jax_compilation_cache_dir)
+
+
 def hits() -> int:
     """How many programs have come from a cache since the first call of this function."""
     if not _hits:

@@ -102,7 +102,7 @@ def compile_program(
         _check_same(lowered, name)
     # In a thread of its own, because a compiler that runs in the main thread would not hear Ctrl-C.
     with clock.doing("compile"):
-        compiled = in_thread(lambda: lowered.compile(options), "openipu-compile")
+        compiled = _shared(lambda: in_thread(lambda: lowered.compile(options), "openipu-compile"), place, name)
     call = _never_run(lowered) if place.compile_only else compiled
     if place.dump_folder is not None:
         _dump(compiled, place.dump_folder, name)
@@ -187,6 +187,14 @@ def _check_same(lowered: jax.stages.Lowered, name: str) -> None:
         [lowered.as_text().encode("utf-8")],
         "Make sure that all instances build the same model with the same options.",
     )
+
+
+def _shared(compile: Callable[[], jax.stages.Compiled], place: Placement, name: str) -> jax.stages.Compiled:
+    """Compile. Of instances on one machine, the first does it with all cores; the others read it from the cache."""
+    if place.replicas.is_local or not group.on_one_machine():
+        return compile()
+    kept = all(group.exchange(f"cache for {name}", program_cache.is_on()))
+    return group.first_then_others(f"compiled {name}", compile) if kept else compile()
 
 
 def _never_run(lowered: jax.stages.Lowered) -> Function:
