@@ -58,6 +58,8 @@ def test_equals_one_process(count: int, devices: int, cases: tuple[str, ...], tm
     shown = launch(tmp_path, count, devices, "auto", *cases)
     assert {path.name for path in tmp_path.glob("*.csv")} == {f"{case}-0.csv" for case in cases}
     assert sum("Epoch 1/3" in line for line in shown.splitlines()) == len(cases), "one instance shows the progress"
+    cached = [int(line.split()[-1]) for line in shown.splitlines() if line.startswith("[1] programs from the cache:")]
+    assert cached[0] > 0, "the others read what instance 0 has compiled"
     launch(tmp_path, 1, 4, "one", *cases)
     for case in cases:
         for instance in range(count):

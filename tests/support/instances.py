@@ -12,6 +12,7 @@ from typing import Any
 
 import openipu as ipu
 from openipu import popdist
+from openipu.engine.devices import program_cache
 
 import keras
 import numpy as np
@@ -106,6 +107,7 @@ def main(folder: str, devices: int, shard: str, *cases: str) -> None:
     for case in cases:
         values = train(case, shard, Path(folder))
         np.savez(Path(folder) / f"{case}-{shard}-{popdist.getInstanceIndex()}.npz", **values)
+    print("programs from the cache:", program_cache.hits())
 
 
 if __name__ == "__main__":
