@@ -123,6 +123,20 @@ def test_learning_rates_and_their_decay():
         tf.keras.optimizers.SGD(learning=0.1)
 
 
+def test_an_optimizers_own_apply_gradients_is_called_by_programs():
+    class Doubled(tf.keras.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars, name=None):
+            return super().apply_gradients([(2 * gradient, weight) for gradient, weight in grads_and_vars], name)
+
+    weight = keras.Variable(np.zeros(1, np.float32))
+    for optimizer, step in ((Doubled(0.5), 1.0), (tf.keras.optimizers.SGD(0.5), 0.5)):
+        optimizer.build([weight])
+        (new,), state = optimizer.stateless_apply([v.value for v in optimizer.variables], [np.ones(1)], [weight.value])
+        assert float(new[0]) == -step
+        assert int(state[0]) == 1
+        assert float(weight.value[0]) == 0
+
+
 def test_shapes_names_and_batches():
     model = tf.keras.Sequential([tf.keras.layers.Input(shape=(80)), tf.keras.layers.Dense(3, name="last")])
     assert model.input_shape == (None, 80)

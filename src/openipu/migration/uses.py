@@ -84,17 +84,13 @@ class _Judge:
         region = self.regions.at(use.node)
         here = moved(use.name)
         verdict = new_name(use.name)
-        if (op := ops.other_op(here)) and region is not Region.DATA and self.is_replaced(verdict, here):
+        if (op := ops.other_op(here)) and region is not Region.DATA and verdict is not None and verdict.reason:
             return self.op(use, op)
         if verdict is not None:
             return self.known(use, verdict)
         if use.name.partition(".")[0] != "tensorflow":
             return Findings(kept={use.imported})
         return self.tensorflow(use, region)
-
-    def is_replaced(self, verdict: Verdict | None, here: str) -> bool:
-        """Whether an operation that `keras.ops` has, too, is better written with that."""
-        return verdict is not None and (bool(verdict.reason) or here.startswith("openipu."))
 
     def known(self, use: Use, verdict: Verdict) -> Findings:
         """A name of Keras or of the `ipu` namespace."""
