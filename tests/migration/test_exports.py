@@ -52,7 +52,7 @@ def test_a_replacement_for_a_name_exists():
     """Whatever the tables name is really there."""
     from openipu.migration import ops
 
-    every = [*ops.TENSORFLOW.values(), *ops._KERAS_BACKEND.values(), *ops._IPU.values()]
+    every = [*ops.TENSORFLOW.values(), *ops._KERAS_BACKEND.values()]
     assert [op.new for op in every if not exports.exists(f"keras.ops.{op.new}")] == []
 
 

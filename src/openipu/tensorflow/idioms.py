@@ -7,13 +7,13 @@
 - `variable.name` in a script's own code: "dense/kernel:0".
 - `model.save_weights("folder/name")`: a name without an ending, which gets the one that Keras 3 asks for.
 - `model.fit_generator` and its relatives.
-- an optimizer whose class has an `apply_gradients` of its own, which `fit` calls.
+- an optimizer whose class has an `apply_gradients` of its own, which `fit` calls, and the name of such an operation.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +40,7 @@ def install(replacements: Replacements) -> None:
     replacements.put(variable, "name", _names_by_reader(vars(variable)["name"]))
     for name in ("save_weights", "load_weights"):
         replacements.put(keras.Model, name, _with_any_file(getattr(keras.Model, name)))
+    replacements.put(base, "apply_gradients", _with_name(base.apply_gradients))
     replacements.put(base, "stateless_apply", _with_own_updates(base.stateless_apply))
     for kind in ("fit", "evaluate", "predict"):
         replacements.put(keras.Model, f"{kind}_generator", _of_generator(kind))
@@ -74,6 +75,17 @@ def _get_rate(optimizer: keras.optimizers.Optimizer) -> Any:
 
 def _set_rate(optimizer: keras.optimizers.Optimizer, rate: Any) -> None:
     optimizer.learning_rate = rate
+
+
+def _with_name(original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply_gradients(
+        self: keras.optimizers.Optimizer,
+        grads_and_vars: Iterable[tuple[Array, keras.Variable]],
+        name: str | None = None,  # noqa: ARG001 - operations have no names here
+    ) -> Any:
+        return original(self, grads_and_vars)
+
+    return apply_gradients
 
 
 def _with_own_updates(original: Callable[..., Any]) -> Callable[..., Any]:
