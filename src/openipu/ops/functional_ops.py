@@ -49,7 +49,7 @@ def outlined_function(
         validate.no_effect({
             "outlined_function(unique_sharding=, keep_input_layouts=)": "XLA decides where code and values are"
         })  # fmt: skip
-    scope = name or getattr(func, "__name__", "outlined_function")
+    scope = name or str(getattr(func, "__name__", "outlined_function"))
 
     @functools.wraps(func)
     def outlined(*args: Any) -> Any:
@@ -59,4 +59,4 @@ def outlined_function(
             raise ValueError(f"The outlined function {scope!r} returns nothing. Return at least one array.")
         return result
 
-    return outlined  # type: ignore[return-value] # with the signature of `func`
+    return outlined

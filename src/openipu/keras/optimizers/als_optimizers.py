@@ -62,7 +62,7 @@ class ALSOptimizerSGD(_Scaled):
         **kwargs: Any,
     ) -> None:
         inner = SGDIpuOptimizer(learning_rate, momentum, momentum_accum_dtype=_FLOAT32)
-        super().__init__(inner, *args, name=name, **kwargs)
+        super().__init__(inner, *args, **{"name": name, **kwargs})
 
 
 @registered
@@ -93,9 +93,10 @@ class ALSOptimizerAdam(_Scaled):
         name: str = "ALSOptimizerAdam",
         **kwargs: Any,
     ) -> None:
-        dtypes = dict.fromkeys(("m_dtype", "v_dtype", "vhat_dtype"), _FLOAT32)
-        inner = AdamIpuOptimizer(learning_rate, beta_1, beta_2, epsilon, amsgrad, **dtypes)
-        super().__init__(inner, *args, name=name, **kwargs)
+        inner = AdamIpuOptimizer(
+            learning_rate, beta_1, beta_2, epsilon, amsgrad, m_dtype=_FLOAT32, v_dtype=_FLOAT32, vhat_dtype=_FLOAT32
+        )
+        super().__init__(inner, *args, **{"name": name, **kwargs})
 
 
 @registered
@@ -127,4 +128,4 @@ class ALSOptimizerRMSProp(_Scaled):
         **kwargs: Any,
     ) -> None:
         inner = RMSpropFloat32(learning_rate, rho, momentum, epsilon, centered)
-        super().__init__(inner, *args, name=name, **kwargs)
+        super().__init__(inner, *args, **{"name": name, **kwargs})
