@@ -118,8 +118,8 @@ def test_recomputation_checkpoints():
 
 @pytest.mark.slow
 def test_a_pipeline_estimator(small_mnist):
-    output = run("pipeline_estimator.py", "--updates", "60", OPENIPU_DATA=small_mnist)
-    assert number(r"accuracy: ([\d.]+)%, after 480 steps", output) > 70
+    output = run("pipeline_estimator.py", "--updates", "160", OPENIPU_DATA=small_mnist)
+    assert number(r"accuracy: ([\d.]+)%, after 1280 steps", output) > 70
 
 
 @pytest.mark.slow
