@@ -65,6 +65,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.callbacks
 	$(BIN)/python -m benchmarks.estimators
 	$(BIN)/python -m benchmarks.tutorial
+	$(BIN)/python -m benchmarks.scripts
 
 # Slow, so not a part of what a change must pass. `python -m mutants --help` tells how to run some of them.
 mutate: setup

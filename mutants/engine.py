@@ -256,8 +256,8 @@ CORE = [
     mutant(
         "own-apply-is-ignored",
         "engine/core/wrapped_optimizer.py",
-        "        if applies_itself(self):\n            return self._stateless_own",
-        "        if not self.built:\n            return self._stateless_own",
+        "        if applies_itself(self):\n            if not self.built:",
+        "        if False:\n            if not self.built:",
         f"{OWN_APPLY}::test_one_device",
     ),
     mutant(
@@ -270,8 +270,8 @@ CORE = [
     mutant(
         "lost-variables-are-not-noticed",
         "engine/core/wrapped_optimizer.py",
-        "        if lost:",
-        "        if lost < 0:",
+        "    if lost:",
+        "    if lost < 0:",
         f"{OWN_APPLY}::test_mistakes",
     ),
     mutant(

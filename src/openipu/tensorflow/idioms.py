@@ -7,14 +7,19 @@
 - `variable.name` in a script's own code: "dense/kernel:0".
 - `model.save_weights("folder/name")`: a name without an ending, which gets the one that Keras 3 asks for.
 - `model.fit_generator` and its relatives.
+- an optimizer whose class has an `apply_gradients` of its own, which `fit` calls, and the name of such an operation.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+from openipu.engine.core.wrapped_optimizer import stateless_own
+from openipu.engine.keras_compat.api import optimized_variables
+from openipu.engine.types import Array
 
 import keras
 
@@ -35,6 +40,8 @@ def install(replacements: Replacements) -> None:
     replacements.put(variable, "name", _names_by_reader(vars(variable)["name"]))
     for name in ("save_weights", "load_weights"):
         replacements.put(keras.Model, name, _with_any_file(getattr(keras.Model, name)))
+    replacements.put(base, "apply_gradients", _with_name(base.apply_gradients))
+    replacements.put(base, "stateless_apply", _with_own_updates(base.stateless_apply))
     for kind in ("fit", "evaluate", "predict"):
         replacements.put(keras.Model, f"{kind}_generator", _of_generator(kind))
 
@@ -68,6 +75,35 @@ def _get_rate(optimizer: keras.optimizers.Optimizer) -> Any:
 
 def _set_rate(optimizer: keras.optimizers.Optimizer, rate: Any) -> None:
     optimizer.learning_rate = rate
+
+
+def _with_name(original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply_gradients(
+        self: keras.optimizers.Optimizer,
+        grads_and_vars: Iterable[tuple[Array, keras.Variable]],
+        name: str | None = None,  # noqa: ARG001 - operations have no names here
+    ) -> Any:
+        return original(self, grads_and_vars)
+
+    return apply_gradients
+
+
+def _with_own_updates(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras 3 calls `apply`, whatever a class does in `apply_gradients`."""
+
+    def stateless_apply(
+        self: keras.optimizers.Optimizer,
+        optimizer_variables: Sequence[Array],
+        grads: Sequence[Array],
+        trainable_variables: Sequence[Array],
+    ) -> Any:
+        owner = _owner(type(self), "apply_gradients").__module__.partition(".")[0]
+        if owner in LIBRARIES or not self.built:
+            return original(self, optimizer_variables, grads, trainable_variables)
+        weights = optimized_variables(self)
+        return stateless_own(self, weights, optimizer_variables, list(grads), trainable_variables)
+
+    return stateless_apply
 
 
 def _with_any_shape(original: Callable[..., None]) -> Callable[..., None]:

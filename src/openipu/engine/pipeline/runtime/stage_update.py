@@ -27,7 +27,7 @@ import keras
 from jax import lax
 
 from .packing import Buffers, Spec, used
-from .stages_apart import check_stages_apart, told_finite
+from .stages_apart import as_twin, check_stages_apart
 from .variable_store import Store, make_store, zero_filled
 
 _TOKEN = re.compile(r"slice(\d+)of")
@@ -110,7 +110,7 @@ class Update:
             values = self.weights.packing.read(gradients.total, weight_at)
             if gradients.factor is not None:
                 values = [g * gradients.factor.astype(g.dtype) for g in values]
-            with told_finite(self.twins[device], gradients.finite):
+            with as_twin(self.twins[device], gradients.finite):
                 old = self.weights.packing.read(own, weight_at)
                 new, own_slots, common = self._by_twin(device, own_slots, common, values, old)
             return self.weights.packing.write(own, weight_at, new), own_slots, common

@@ -1,0 +1,21 @@
+"""Random numbers that users' programs draw."""
+
+from __future__ import annotations
+
+import keras
+
+from .program_trace import current
+
+_seeds: list[keras.random.SeedGenerator] = []
+
+
+def program_seeds() -> keras.random.SeedGenerator | None:
+    """The generator of users' programs; None outside of a program.
+
+    It is a variable, so every launch goes on where the last one stopped.
+    """
+    if current() is None:
+        return None
+    if not _seeds:
+        _seeds.append(keras.random.SeedGenerator())
+    return _seeds[0]
