@@ -73,13 +73,13 @@ def without(one: Counted, other: Counted) -> Counted:
         moved[cost.layer] += cost.bytes
     costs = []
     for cost in one.costs:
-        if cost.part == "forward" and cost.layer in operations:
-            rest = max(cost.bytes - moved[cost.layer], 0.0)
-            cost = replace(cost, operations=cost.operations - operations[cost.layer], bytes=rest)
-        if cost.operations or cost.bytes:
-            costs.append(cost)
-    known = {(top.name, top.shapes, top.layer) for top in other.top}
-    top = tuple(top for top in one.top if (top.name, top.shapes, top.layer) not in known)
+        known = cost.part == "forward" and cost.layer in operations
+        count = cost.operations - operations[cost.layer] if known else cost.operations
+        rest = max(cost.bytes - moved[cost.layer], 0.0) if known else cost.bytes
+        if count or rest:
+            costs.append(replace(cost, operations=count, bytes=rest))
+    gone = {(top.name, top.shapes, top.layer) for top in other.top}
+    top = tuple(top for top in one.top if (top.name, top.shapes, top.layer) not in gone)
     return replace(one, operations=one.operations - other.operations, costs=tuple(costs), top=top)
 
 

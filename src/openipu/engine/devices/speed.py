@@ -35,22 +35,30 @@ def measured_peak(platform: str, count: int, dtype: str) -> Peak:
 
 def _measured(devices: Sequence[jax.Device], platform: str, dtype: str) -> Peak:
     side, count = _SIDES.get(platform, _SIDE), _COPIED.get(platform, _COPY)
+    if platform == "cpu":
+        count //= len(devices)  # virtual devices share one memory
+    operations = 2 * side**3 * len(devices) / _product_seconds(devices, side, dtype)
+    moved = 2 * count * len(devices) / _copy_seconds(devices, count // 4)
+    return Peak(len(devices), dtype, operations, moved)
+
+
+def _product_seconds(devices: Sequence[jax.Device], side: int, dtype: str) -> float:
+    """The time in which each device multiplies two matrices."""
     product = jax.jit(lambda a: a @ a)
     matrices = [jax.device_put(jnp.ones((side, side), dtype), device) for device in devices]
-    seconds = _best(lambda: [product(matrix) for matrix in matrices])
-    operations = 2 * side**3 * len(devices) / seconds
-    del matrices
-    share = count // len(devices) if platform == "cpu" else count  # virtual devices share one memory
+    return _best(lambda: [product(matrix) for matrix in matrices])
+
+
+def _copy_seconds(devices: Sequence[jax.Device], length: int) -> float:
+    """The time in which each device reads and writes an array."""
     change = jax.jit(lambda a: a + 1, donate_argnums=0)
-    arrays = [jax.device_put(jnp.zeros(max(share // 4, 1), "float32"), device) for device in devices]
+    arrays = [jax.device_put(jnp.zeros(length, "float32"), device) for device in devices]
 
     def changed() -> list[Any]:
         arrays[:] = map(change, arrays)
         return arrays
 
-    seconds = _best(changed)
-    moved = 2 * sum(array.nbytes for array in arrays)
-    return Peak(len(devices), dtype, operations, moved / seconds)
+    return _best(changed)
 
 
 def _best(run: Callable[[], Sequence[Any]]) -> float:

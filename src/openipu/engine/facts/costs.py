@@ -91,7 +91,7 @@ class Buffers:
     arguments: dict[str, int]
     """Bytes of what the program is given, by kind. They add up to XLA's size of all arguments."""
     moments: tuple[Moment, ...]
-    """The temporary memory over the program, in its order; the body of a loop is there once. A sample, with the peak."""
+    """The temporary memory over the program, in its order, with the body of each loop once. A sample, with the peak."""
     largest: tuple[Buffer, ...]
 
     @property

@@ -30,13 +30,13 @@ def is_backward_in_trace(names: Sequence[Any]) -> bool:
 
 def layer_in_program(op_name: str) -> str:
     """The layer in the name of an operation in a compiled program; the last part is the operation itself."""
-    layers = []
-    for part in op_name.split("/")[:-1]:
-        while (wrapped := _WRAPPER.match(part)) is not None:
-            part = wrapped[2]
-        if part and not _OWN.fullmatch(part):
-            layers.append(part)
-    return "/".join(layers)
+    layers = (_unwrapped(part) for part in op_name.split("/")[:-1])
+    return "/".join(layer for layer in layers if layer and not _OWN.fullmatch(layer))
+
+
+def _unwrapped(part: str) -> str:
+    wrapped = _WRAPPER.match(part)
+    return part if wrapped is None else _unwrapped(wrapped[2])
 
 
 def _is_derivative(part: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The pictures of operations and memory, as SVG. Words from users are arguments of `Markup.format`, which escapes them."""
+"""The pictures of operations and memory, as SVG. `Markup.format` escapes words from users."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS: Final = {
 """The colours of Okabe and Ito, and few others: people with any kind of colour vision can tell neighbours apart."""
 _MARKS: Final[dict[Part, str]] = {"forward": "#0072b2", "backward": "#d55e00", "update": "#009e73"}
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _RIGHT = 720, 320, 72, 16, 44, 20
-_DRAWN: Final = 300
+_DRAWN: Final = 60
 """How many layers the roofline shows: those with the most operations."""
 _Place = Callable[[float, float], tuple[float, float]]
 

@@ -10,10 +10,12 @@ from typing import Final
 from openipu.engine.facts.costs import PARTS, Cost
 from openipu.engine.facts.values import ProgramFacts, Report, RunFacts
 
+from markupsafe import escape
+
 MOST_LAYERS: Final = 50
 """How many layers a page lists; the others are added up."""
 MOST_TEXT: Final = 1_500_000
-"""The most characters of programs in one page. So it stays under 5 MB, also if many of them have to be escaped."""
+"""The most characters of programs in one page, after escaping. So it stays under 5 MB."""
 OUTSIDE: Final = "outside of layers"
 
 
@@ -100,16 +102,17 @@ def memory_rows(program: ProgramFacts) -> list[tuple[str, int]]:
 
 
 def texts_of(report: Report) -> list[list[str | None]]:
-    """For each program of each run the text that the page shows; None if it has been shown, or if there are too many."""
+    """The texts that the page shows, by run and program; None for those shown before, and if there are too many."""
     left, shown = MOST_TEXT, set[str]()
     found: list[list[str | None]] = []
     for run in report.runs:
         found.append([])
         for program in run.programs:
-            fits = program.hlo not in shown and len(program.hlo) <= left
+            length = len(escape(program.hlo))
+            fits = program.hlo not in shown and length <= left
             found[-1].append(program.hlo if fits else None)
             shown.add(program.hlo)
-            left -= len(program.hlo) if fits else 0
+            left -= length if fits else 0
     return found
 
 
