@@ -19,21 +19,24 @@ B = 8
 
 
 def traced(
-    layer: keras.Layer, *shapes: Sequence[int], gradients: bool = False, training: bool = False
+    layer: keras.Layer, shape: Sequence[int], *, inputs: int = 1, gradients: bool = False, training: bool = False
 ) -> tuple[Counted, float]:
-    """The costs of a layer, or of a layer and the gradients of the sum of its outputs, and its operations."""
-    inputs = [jnp.zeros(shape) for shape in shapes]
-    layer.build(*shapes)
-    weights = [v.value for v in layer.trainable_variables]
-    others = [v.value for v in layer.non_trainable_variables]
+    """The costs of a layer, or of a layer and the gradients of the sum of its outputs, and its operations.
 
-    def call(weights: list[jax.Array], *inputs: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
-        return layer.stateless_call(weights, others, *inputs, training=training)
+    The layer reads its only input as often as `inputs` says.
+    """
+    x = keras.Input(batch_shape=shape)
+    model = keras.Model(x, layer(*[x] * inputs))
+    weights = [v.value for v in model.trainable_variables]
+    others = [v.value for v in model.non_trainable_variables]
 
-    def loss(weights: list[jax.Array], *inputs: jax.Array) -> jax.Array:
-        return jnp.sum(call(weights, *inputs)[0])
+    def call(weights: list[jax.Array], x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+        return model.stateless_call(weights, others, x, training=training)
 
-    program = jax.make_jaxpr(jax.grad(loss, (0, 1)) if gradients else call)(weights, *inputs)
+    def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        return jnp.sum(call(weights, x)[0])
+
+    program = jax.make_jaxpr(jax.grad(loss, (0, 1)) if gradients else call)(weights, jnp.zeros(shape))
     names = [f"weight{i}" for i in range(len(weights))]
     return counted(program, names), operations(program)
 
@@ -54,11 +57,10 @@ def test_a_dense_layer():
 
 def test_the_gradients_of_a_dense_layer():
     found, _ = traced(keras.layers.Dense(5, name="d"), (B, 3), gradients=True)
-    # Gradients of the weights, of the inputs, and of the bias, which is a sum over the batch.
-    assert cost(found, "d", "backward").operations == 2 * (2 * B * 3 * 5) + B * 5
-    # It reads inputs, weights and the gradient of the output, a single number here, and writes three gradients.
-    read = B * 3 + 3 * 5 + 1
-    assert cost(found, "d", "backward").bytes == 4 * (read + 3 * 5 + 5 + B * 3)
+    # Gradients of the weights, of the inputs, and of the bias: a sum over the batch, and over an axis of length one.
+    assert cost(found, "d", "backward").operations == 2 * (2 * B * 3 * 5) + B * 5 + 5
+    # It reads inputs and weights, and writes three gradients. That of the output is a constant here.
+    assert cost(found, "d", "backward").bytes == 4 * (B * 3 + 3 * 5 + 3 * 5 + 5 + B * 3)
 
 
 def test_a_convolution():
@@ -80,7 +82,7 @@ def test_the_matrix_products_of_a_recurrent_layer_count_once_per_step():
 def test_the_matrix_products_of_attention():
     time, width, heads, size = 6, 16, 2, 4
     layer = keras.layers.MultiHeadAttention(heads, size, name="a", use_bias=False, flash_attention=False)
-    found, _ = traced(layer, (B, time, width), (B, time, width))
+    found, _ = traced(layer, (B, time, width), inputs=2)
     projections = 4 * 2 * B * time * width * heads * size
     scores = 2 * (2 * B * heads * time * time * size)
     assert sum(top.operations for top in found.top if top.name == "dot_general") == projections + scores

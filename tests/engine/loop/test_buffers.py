@@ -78,6 +78,7 @@ def test_the_largest_buffers_know_their_layers(program):
     largest = buffers_in(program).largest
     assert len(largest) == 10
     assert [buffer.bytes for buffer in largest] == sorted((buffer.bytes for buffer in largest), reverse=True)
+    assert len({(buffer.name, buffer.bytes) for buffer in largest}) == 10
     layers = {buffer.name: buffer.layer for buffer in largest}
     assert layers["state.trainable[0]"] == "wide"
     kinds = {(buffer.kind, buffer.layer) for buffer in largest}
@@ -95,9 +96,9 @@ def test_stages_fill_the_same_facts(tmp_path):
     assert program.counted is not None
     assert sum(cost.operations for cost in program.counted.costs) == pytest.approx(2 * program.counted.operations)
     by_layer = {(cost.layer, cost.part): cost.operations for cost in program.counted.costs}
+    assert sum(count for (_, part), count in by_layer.items() if part == "update") > 0
     assert by_layer["wide", "forward"] >= 2 * 16 * 32 * 64
     assert by_layer["end", "backward"] >= 2 * 2 * 16 * 64 * 8
-    assert by_layer["adam", "update"] > 0
 
 
 @pytest.mark.parametrize(

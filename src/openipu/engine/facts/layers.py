@@ -13,9 +13,9 @@ from typing import Any, Final
 _WRAPPER: Final = re.compile(r"^(jvp|transpose|vmap|remat)\((.*)\)$")
 _OWN: Final = re.compile(
     r"p?jit\(.*\)|while|body|cond|closed_call|core_call|checkpoint|rematted_computation|shard_map|shmap_body|"
-    r"branch_\d+_fun|true_fun|false_fun|custom_[jv]+p_call.*"
+    r"branch_\d+_fun|true_fun|false_fun|custom_[jv]+p_call.*|.*->.*"
 )
-"""Names that are JAX's own."""
+"""Names that are JAX's own; those with an arrow are the formulas of `einsum`."""
 
 
 def layer_in_trace(names: Sequence[Any]) -> str:

@@ -48,7 +48,7 @@ def buffers_of(assignment: bytes, module: bytes) -> Buffers:
         by_kind[buffer.kind] += buffer.bytes
     temporary = list(_temporary(given, program))
     at_peak, moments = _moments(temporary)
-    held = [Buffer(piece.name, piece.kind, piece.layer, piece.size) for piece in at_peak]
+    held = [Buffer(piece.name, piece.kind, piece.layer, piece.size) for piece in _apart(at_peak)]
     largest = sorted([*arguments, *held], key=lambda buffer: -buffer.bytes)[:LARGEST]
     return Buffers(dict(by_kind), tuple(moments), tuple(largest))
 
@@ -165,6 +165,14 @@ def _moments(pieces: list[_Piece]) -> tuple[list[_Piece], list[Moment]]:
         if moments[-1].whole > peak:
             peak, most = moments[-1].whole, alive
     return most, moments
+
+
+def _apart(pieces: list[_Piece]) -> list[_Piece]:
+    """One buffer for each place in memory: the first one whose layer is known, if there is any."""
+    found: dict[tuple[int, int], _Piece] = {}
+    for piece in sorted(pieces, key=lambda piece: (not piece.layer, piece.begin)):
+        found.setdefault((piece.offset, piece.size), piece)
+    return list(found.values())
 
 
 def _moment(alive: list[_Piece]) -> Moment:
