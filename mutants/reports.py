@@ -68,13 +68,6 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{REPORT}::test_names_from_users_are_text",
     ),
     mutant(
-        "the-body-of-a-loop-counts-once",
-        "engine/core/operation_count.py",
-        'turns = times * int(equation.params["length"]) if name == "scan" else times',
-        "turns = times",
-        COSTS,
-    ),
-    mutant(
         "a-layer-reads-what-it-has-made",
         "engine/core/layer_costs.py",
         "if unit is not None and unit != value.maker:",

@@ -65,7 +65,8 @@ def test_temporary_memory_is_within_xlas_size_and_nearly_fills_it(program):
     assert program.memory.temporary is not None
     assert 0.8 * program.memory.temporary < found.peak.whole <= program.memory.temporary
     assert all(moment.whole <= program.memory.temporary for moment in found.moments)
-    assert found.moments[-1].whole < found.peak.whole, "memory is given back"
+    after = [moment.whole for moment in found.moments[found.moments.index(found.peak) : -1]]
+    assert min(after) < found.peak.whole, "memory is given back before the end"
 
 
 def test_the_parts_of_the_memory_add_up(program):

@@ -67,7 +67,8 @@ def scaled(one: Counted, factor: float) -> Counted:
 
 def without(one: Counted, other: Counted) -> Counted:
     """The costs of a program without those of a part of it, which has been counted alone."""
-    operations, moved = defaultdict(float), defaultdict(float)
+    operations: dict[str, float] = defaultdict(float)
+    moved: dict[str, float] = defaultdict(float)
     for cost in other.costs:
         operations[cost.layer] += cost.operations
         moved[cost.layer] += cost.bytes

@@ -217,7 +217,8 @@ def _memory(analysis: object) -> MemoryUse:
 def _buffers(compiled: jax.stages.Compiled, analysis: object) -> Buffers | None:
     """What the memory of a program holds; None if XLA does not tell."""
     assignment = getattr(analysis, "serialized_buffer_assignment_proto", None)
-    modules = compiled.runtime_executable().hlo_modules() if assignment else ()
+    executable = compiled.runtime_executable()
+    modules = executable.hlo_modules() if assignment and executable is not None else ()
     return buffers_of(assignment, modules[0].as_serialized_hlo_module_proto()) if assignment and modules else None
 
 

@@ -29,9 +29,9 @@ KINDS: Final = {
 }
 """The colours of Okabe and Ito, and few others: people with any kind of colour vision can tell neighbours apart."""
 _MARKS: Final[dict[Part, str]] = {"forward": "#0072b2", "backward": "#d55e00", "update": "#009e73"}
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _RIGHT = 720, 320, 72, 16, 44, 20
-_DRAWN: Final = 60
-"""How many layers the roofline shows: those with the most operations."""
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _RIGHT = 720, 320, 72, 28, 44, 20
+_DRAWN, _LEAST = 60, 1e-4
+"""How many layers the roofline shows, and the least share of the largest one's operations that they have."""
 _Place = Callable[[float, float], tuple[float, float]]
 
 
@@ -40,17 +40,18 @@ def roofline(run: RunFacts) -> Markup:
     program, peak = main_program(run), run.peak
     if program is None or program.counted is None or peak is None:
         return Markup("")
-    costs = sorted((c for c in program.counted.costs if c.operations and c.bytes), key=lambda c: -c.operations)[:_DRAWN]
+    every = [cost for cost in program.counted.costs if cost.operations and cost.bytes]
+    most = max((cost.operations for cost in every), default=0.0)
+    costs = sorted((c for c in every if c.operations > _LEAST * most), key=lambda c: -c.operations)[:_DRAWN]
     if not costs:
         return Markup("")
     bound = [(cost.operations / cost.bytes, _attainable(cost.operations / cost.bytes, peak)) for cost in costs]
-    whole = _measured(run, costs)
+    whole = _measured(run, every)
     points = [*bound, *([whole] if whole else [])]
     ridge = peak.operations_per_second / peak.bytes_per_second
     xs = _decades([x for x, _ in points] + [ridge])
     ys = _decades([y for _, y in points] + [peak.operations_per_second])
     at = _logarithmic(xs, ys)
-    most = max(cost.operations for cost in costs)
     drawn = [*_axes(xs, ys, at), _roof(xs, ys, at, peak)]
     for cost, (x, y) in reversed(list(zip(costs, bound, strict=True))):
         drawn.append(_mark(cost, *at(x, y), 4 + 8 * math.sqrt(cost.operations / most), y))
@@ -119,7 +120,7 @@ def _axes(xs: tuple[int, int], ys: tuple[int, int], at: _Place) -> list[Markup]:
     drawn.append(
         Markup(
             '<text class="x" x="{}" y="{}">FLOPs per byte</text><text class="y" x="{}" y="{}">GFLOP/s</text>'
-        ).format(_WIDTH / 2, _HEIGHT - 6, _LEFT - 6, _TOP - 4)
+        ).format(_WIDTH / 2, _HEIGHT - 6, _LEFT - 6, _TOP - 14)
     )
     return drawn
 
