@@ -94,6 +94,7 @@ def test_stages_fill_the_same_facts(tmp_path):
     assert sum(found.arguments.values()) == program.memory.arguments
     assert program.memory.temporary is not None
     assert 0 < found.peak.whole <= program.memory.temporary
+    assert ("activations in flight", "activations") in {(buffer.layer, buffer.kind) for buffer in found.largest}
     assert program.counted is not None
     assert sum(cost.operations for cost in program.counted.costs) == pytest.approx(2 * program.counted.operations)
     by_layer = {(cost.layer, cost.part): cost.operations for cost in program.counted.costs}

@@ -10,6 +10,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
+IN_FLIGHT: Final = "activations in flight"
+ACCUMULATED: Final = "accumulated gradients"
+"""Names of what belongs to no single layer."""
 _WRAPPER: Final = re.compile(r"^(jvp|transpose|vmap|remat)\((.*)\)$")
 _OWN: Final = re.compile(
     r"p?jit\(.*\)|while|body|cond|closed_call|core_call|checkpoint|rematted_computation|shard_map|shmap_body|"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from openipu.engine.facts.costs import Buffer, Buffers, Moment
-from openipu.engine.facts.layers import layer_in_program
+from openipu.engine.facts.layers import ACCUMULATED, IN_FLIGHT, layer_in_program
 
 from .xla_messages import parsed
 
@@ -55,9 +55,9 @@ def buffers_of(assignment: bytes, module: bytes) -> Buffers:
 
 def kind_of(op_name: str) -> str:
     """What a temporary buffer holds: a value of a forward, of a backward, or neither."""
-    if "transpose(" in op_name:
+    if "transpose(" in op_name or ACCUMULATED in op_name:
         return "gradients"
-    return "activations" if "jvp(" in op_name else "temporary"
+    return "activations" if "jvp(" in op_name or IN_FLIGHT in op_name else "temporary"
 
 
 def _kind(name: str) -> str:
