@@ -354,8 +354,8 @@ CORE = [
     mutant(
         "loops-count-once",
         "engine/core/operation_count.py",
-        'turns = int(parameters["length"]) if name == "scan" else 1',
-        "turns = 1",
+        'turns = times * int(equation.params["length"]) if name == "scan" else times',
+        "turns = times",
         "engine/pipeline/partition/test_balance.py::test_turns_of_a_loop_are_counted",
     ),
     mutant(

@@ -7,6 +7,8 @@ from .mutant import Mutant, mutant
 TIMELINE = "engine/facts/test_timeline.py"
 REPORT = "engine/report/test_report.py"
 WAYS = "public/test_reports.py"
+COSTS = "engine/core/test_layer_costs.py"
+SECTIONS = "engine/report/test_cost_sections.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     mutant(
@@ -64,6 +66,27 @@ MUTANTS: tuple[Mutant, ...] = (
         "autoescape=True,",
         "autoescape=False,",
         f"{REPORT}::test_names_from_users_are_text",
+    ),
+    mutant(
+        "a-layer-reads-what-it-has-made",
+        "engine/core/layer_costs.py",
+        "if unit is not None and unit != value.maker:",
+        "if unit is not None:",
+        COSTS,
+    ),
+    mutant(
+        "buffers-stay-until-the-end",
+        "engine/loop/buffers.py",
+        "last[operand] = max(last.get(operand, 0), until)",
+        "last[operand] = clock",
+        "engine/loop/test_buffers.py",
+    ),
+    mutant(
+        "the-peak-is-that-of-one-device",
+        "engine/report/summary.py",
+        "speed = max(counted) * run.peak.devices * timed.steps / timed.seconds",
+        "speed = max(counted) * timed.steps / timed.seconds",
+        SECTIONS,
     ),
     mutant(
         "a-failure-is-not-told",

@@ -17,6 +17,7 @@ from typing import Any
 
 from . import watcher
 from .bounded import Sampled
+from .costs import Counted, Peak, named
 from .timeline import Interval, Timeline
 from .values import CheckpointFacts, Event, Execution, Logged, PipelineFacts, Place, ProgramFacts, RunFacts, Timed
 
@@ -43,7 +44,7 @@ class _Used:
     """A program that the run has launched or compiled."""
 
     facts: ProgramFacts
-    count: Callable[[], float] | None
+    count: Callable[[], Counted] | None
     """Counts its operations, which takes as long as tracing it."""
 
 
@@ -92,6 +93,8 @@ class RunRecorder:
         """How many slabs were ready when that of the next launch was asked for."""
         self.failure: str | None = None
         """What ended the run, if it was not its end."""
+        self.peak: Peak | None = None
+        """What the devices can do, if somebody has measured it."""
 
     def now(self) -> float:
         """Seconds since the run began."""
@@ -208,7 +211,7 @@ class RunRecorder:
             else:
                 self._unread.append((done.steps, done.logs))
 
-    def used(self, number: int, facts: Callable[[], ProgramFacts], count: Callable[[], float] | None) -> None:
+    def used(self, number: int, facts: Callable[[], ProgramFacts], count: Callable[[], Counted] | None) -> None:
         """The program with this number was compiled or launched. Its facts are asked for once."""
         if number not in self._programs:
             with self.doing("reporting"):
@@ -246,9 +249,18 @@ class RunRecorder:
             count, used.count = used.count, None
             with self.doing("reporting"):
                 try:
-                    used.facts = replace(used.facts, operations=count())
+                    used.facts = _with(used.facts, count())
                 except Exception as error:  # the run is worth more than this number
                     self.warn(f"The operations of {used.facts.name} could not be counted: {error}")
+
+    def wants_peak(self) -> tuple[str, int, str] | None:
+        """The platform, the number of devices and the dtype for which a peak would say something, if any."""
+        place = self._place
+        dtypes = [used.facts.counted.dtype for used in self._programs.values() if used.facts.counted is not None]
+        dtype = next((dtype for dtype in dtypes if dtype), None)
+        if self.peak is not None or place is None or dtype is None or self._entered is not None:
+            return None
+        return place.platform, place.replicas * place.devices, dtype
 
     def facts(self) -> RunFacts:
         """Everything that is known by now."""
@@ -262,7 +274,7 @@ class RunRecorder:
                 self._seconds + (0.0 if self._entered is None else now - self._entered), parts,
                 line.host.get("feed", 0.0), line.device_seconds, self._first_step, self._timed(),
                 self._executions.items(), self._logged.items(), self._checkpoints.items(), tuple(events),
-                tuple(self._warnings), self._entered is None, self.failure,
+                tuple(self._warnings), self._entered is None, self.failure, self.peak,
             )  # fmt: skip
 
     def _timed(self) -> Timed:
@@ -288,6 +300,12 @@ class _Doing:
 
     def __exit__(self, *_: object) -> None:
         self._run.end(*self._began, self._name)
+
+
+def _with(facts: ProgramFacts, counted: Counted) -> ProgramFacts:
+    """The facts about a program, with its costs and the layers that its weights belong to."""
+    buffers = None if facts.buffers is None else named(facts.buffers, counted.owners)
+    return replace(facts, counted=counted, buffers=buffers)
 
 
 def has_ended(array: Any) -> bool:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-FORMAT: Final = 1
+from .costs import Buffers, Counted, Peak, Rewritten
+
+FORMAT: Final = 2
 COUNTED: Final = "2 per multiply-add of matrix products and direct convolutions, 1 per element of other arithmetic"
 """What is counted as an operation, in words."""
 
@@ -46,13 +48,24 @@ class ProgramFacts:
     """False if a call inside this one used it, such as a validation."""
     cached: bool
     """Whether it came from the program cache."""
-    operations: float | None
-    """Of one step: a micro-batch and its share of an update. None if they have not been counted."""
     accessed: float
     """Bytes read and written, as XLA counts them: the body of each loop only once."""
     memory: MemoryUse
     hlo_bytes: int
     """The size of the compiled program as text."""
+    hlo: str
+    """The compiled program as text, without its middle if it is long."""
+    buffers: Buffers | None
+    """None if XLA does not tell."""
+    counted: Counted | None
+    """None if its operations have not been counted."""
+    rewritten: tuple[Rewritten, ...]
+    """Convolutions that are computed in another form."""
+
+    @property
+    def operations(self) -> float | None:
+        """Of one step: a micro-batch and its share of an update. None if they have not been counted."""
+        return None if self.counted is None else self.counted.operations
 
     @property
     def seconds(self) -> float:
@@ -253,6 +266,8 @@ class RunFacts:
     """What the log has warned of."""
     ended: bool
     failure: str | None
+    peak: Peak | None
+    """None if it was not measured: nobody asked for a page, or there was nothing to compare it with."""
 
     def text(self) -> str:
         """The facts as a table."""

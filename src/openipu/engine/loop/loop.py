@@ -22,6 +22,7 @@ from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.transfer import local, read
 from openipu.engine.facts import calls
+from openipu.engine.facts.costs import Counted
 from openipu.engine.facts.recorder import RunRecorder
 from openipu.engine.facts.timeline import Interval
 from openipu.engine.facts.values import PipelineFacts
@@ -95,8 +96,8 @@ class Loop(abc.ABC):
         """
 
     @abc.abstractmethod
-    def _operations(self, state: State, resident: Tree, body: Tree) -> float:
-        """The number of operations in one step on one device, counted before convolutions are rewritten."""
+    def _operations(self, state: State, resident: Tree, body: Tree) -> Counted:
+        """The costs of one step, counted before convolutions are rewritten."""
 
     def execute(
         self, state: State, resident: Tree, slab: Slab, launch: Launch | None = None

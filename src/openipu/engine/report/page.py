@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING
 
 from openipu.engine.facts.values import COUNTED, Report, RunFacts
 
+from .costs import texts_of
+
 if TYPE_CHECKING:
     from jinja2 import Template
 
 
 def page(report: Report) -> str:
     """The text of the page."""
-    return _template().render(report=report, counted=COUNTED, written=_date(report.written))
+    return _template().render(report=report, counted=COUNTED, written=_date(report.written), texts=texts_of(report))
 
 
 @cache
 def _template() -> Template:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    from . import pictures, summary
+    from . import cost_pictures, costs, pictures, summary
 
     environment = Environment(
         loader=PackageLoader("openipu.engine.report"),
@@ -38,6 +40,14 @@ def _template() -> Template:
         "advice": summary.advice,
         "colours": pictures.COLOURS,
         "charts": _charts,
+        "cost_pictures": cost_pictures,
+        "kinds": cost_pictures.KINDS,
+        "main_program": costs.main_program,
+        "layer_rows": costs.layer_rows,
+        "stage_rows": costs.stage_rows,
+        "memory_rows": costs.memory_rows,
+        "feed_rates": costs.feed_rates,
+        "feed_words": costs.feed_words,
     }
     return environment.get_template("report.html")
 

@@ -12,6 +12,7 @@ from openipu.engine.schedule.picture import svg
 
 from markupsafe import Markup
 
+from .cost_pictures import KINDS
 from .summary import parts, quantity, size
 
 # The colours of Okabe and Ito, which people with any kind of colour vision can tell apart, and few others.
@@ -27,10 +28,7 @@ COLOURS: Final = {
     "checkpoint": "#56b4e9",
     "reporting": "#767676",
     "other": "#b8b8b8",
-    "arguments": "#0072b2",
-    "results": "#56b4e9",
-    "temporary": "#e69f00",
-    "program": "#767676",
+    **KINDS,
 }
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _RIGHT = 720, 220, 64, 12, 40, 16
 _MARKS: Final = 60

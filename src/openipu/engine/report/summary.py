@@ -101,6 +101,9 @@ def _measures(run: RunFacts) -> Iterator[Measure]:
         yield Measure("operations per step and device", max(counted), "", None)
         if timed.seconds > 0 and timed.steps:
             yield Measure("speed of a device", 1e-9 * max(counted) * timed.steps / timed.seconds, "GFLOP/s", False)
+            if run.peak is not None:
+                speed = max(counted) * run.peak.devices * timed.steps / timed.seconds
+                yield Measure("share of the measured peak", speed / run.peak.operations_per_second, "%", False)
     needed = [_needed(program.memory.known()) for program in run.programs]
     if needed:
         yield Measure("memory of a device", max(needed), "bytes", True)
