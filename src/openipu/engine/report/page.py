@@ -7,6 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from openipu.engine.facts.values import COUNTED, Report, RunFacts
+from openipu.engine.schedule.measures import duration
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -21,7 +22,7 @@ def page(report: Report) -> str:
 def _template() -> Template:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    from . import pictures, summary
+    from . import pictures, stages, summary
 
     environment = Environment(
         loader=PackageLoader("openipu.engine.report"),
@@ -30,7 +31,7 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"size": summary.size, "quantity": summary.quantity, "date": _date}
+    environment.filters |= {"size": summary.size, "quantity": summary.quantity, "date": _date, "duration": duration}
     environment.globals |= {
         "pictures": pictures,
         "parts": summary.parts,
@@ -38,6 +39,8 @@ def _template() -> Template:
         "advice": summary.advice,
         "colours": pictures.COLOURS,
         "charts": _charts,
+        "pipeline_times": stages.pipeline_times,
+        "shares": stages.shares,
     }
     return environment.get_template("report.html")
 
