@@ -112,7 +112,6 @@ def duration(seconds: float) -> str:
     return f"{seconds:.4g} s"
 
 
-
 @dataclass(frozen=True, slots=True)
 class Measures:
     """The numbers by which schedules are compared."""
