@@ -115,16 +115,16 @@ def _print(console: Console, plan: Plan, found: FirstFit) -> None:
 
 
 def _table(best: Sequence[Prediction]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("replicas", "stages", "accumulation"):
-        table.add_column(name, justify="right")
-    table.add_column("schedule")
-    for name in ("update", "samples/s", "bubble", "between stages", "between replicas", "memory"):
-        table.add_column(name, justify="right")
+    """The splits, narrow enough for a terminal of 80 columns."""
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("replicas x stages\nx accumulation", no_wrap=True)
+    table.add_column("schedule", no_wrap=True)
+    for name in ("update", "samples\nper s", "bubble", "bytes per\nstage link", "bytes per\nreplica", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
     for one in best:
         split = one.split
         table.add_row(
-            str(split.replicas), str(split.stages), str(split.accumulation), split.schedule or "-",
+            f"{split.replicas} x {split.stages} x {split.accumulation}", split.schedule or "-",
             duration(one.time.total), f"{one.throughput:.4g}", f"{100 * one.bubble:.1f} %", size(one.stage_bytes),
             size(one.replica_bytes), size(one.memory.total),
         )  # fmt: skip

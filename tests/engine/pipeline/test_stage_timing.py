@@ -18,6 +18,10 @@ import keras
 import numpy as np
 import pytest
 
+from zoo import KERAS_WARNINGS
+
+pytestmark = KERAS_WARNINGS
+
 
 def pipelined(wide: int, devices: int = 2) -> keras.Model:
     config = ipu.config.IPUConfig()
@@ -116,7 +120,7 @@ def test_rows_have_one_action_and_no_exchange_or_the_other_way_round():
     assert {len(table.exchanges[number]) for number in idle.exchange} == {2}, "a device in the middle sends both ways"
 
 
-@pytest.mark.parametrize("turn", [3e-6, 2e-4, 1.0])
+@pytest.mark.parametrize("turn", [3e-6, 2e-4, 0.02, 10.0])
 def test_the_time_of_a_launch_does_not_count(monkeypatch, turn):
     now = 0.0
 
@@ -125,4 +129,4 @@ def test_the_time_of_a_launch_does_not_count(monkeypatch, turn):
         now += 1e-3 + turns * turn
 
     monkeypatch.setattr(stage_timing.time, "perf_counter", lambda: now)
-    assert stage_timing.per_turn(run) == pytest.approx(turn)
+    assert stage_timing.per_turn(run) == pytest.approx(turn, rel=1e-3), "a launch takes a millisecond"

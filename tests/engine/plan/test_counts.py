@@ -80,6 +80,6 @@ class Own(keras.Model):
 def test_a_train_step_of_ones_own_cannot_be_planned():
     with ipu.ipu_strategy.IPUStrategy().scope():
         model = Own()
-    model.build((ROWS, WIDTH))
+    model(keras.ops.ones((ROWS, WIDTH)))
     with pytest.raises(ValueError, match="`train_step` of its own"):
         counter(model=model).cut_into(1)

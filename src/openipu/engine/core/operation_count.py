@@ -29,10 +29,21 @@ def operations(program: ClosedJaxpr | Jaxpr) -> float:
     """How many operations a traced program takes on one device.
 
     A loop counts as often as it runs, or once if that is not known in advance. Of several branches, only the most
-    expensive one counts.
+    expensive one counts, and what no result depends on does not count.
     """
     jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
-    return float(sum(map(_of, jaxpr.eqns)))
+    return float(sum(map(_of, _needed(jaxpr))))
+
+
+def _needed(jaxpr: Jaxpr) -> list[JaxprEqn]:
+    """The equations that results depend on. The compiler removes all others."""
+    read = {variable for variable in jaxpr.outvars if isinstance(variable, Var)}
+    found = []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not read.isdisjoint(equation.outvars):
+            read.update(variable for variable in equation.invars if isinstance(variable, Var))
+            found.append(equation)
+    return found
 
 
 def _of(equation: JaxprEqn) -> float:

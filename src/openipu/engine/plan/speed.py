@@ -15,6 +15,7 @@ from openipu.engine.loop.replica_loop import make_replica_loop
 from openipu.engine.types import Tree
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .first_fit import FirstFit
@@ -40,7 +41,7 @@ def step_seconds(found: FirstFit, steps: int) -> float:
     loop, layout = make_replica_loop(
         f"{model.name}_speed", make_step(model, "train", place, options, trainer), place, trainer
     )
-    state = layout.spread(jax.tree.map(np.array, values_of(variables_of(model, "train"))))
+    state = layout.spread(jax.tree.map(jnp.array, values_of(variables_of(model, "train"))))
     slab = Slab(0, steps, place.replicas.send(_body(found.batch, steps), 1), None)
     best = np.inf
     for _ in range(1 + REPEATS):  # the first one compiles

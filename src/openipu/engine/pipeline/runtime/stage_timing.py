@@ -42,8 +42,8 @@ from .variable_store import numbered
 
 ROWS = 8
 """How many rows of the table are repeated. They differ in micro-batch and slots."""
-LEAST, MOST, LONG = 0.02, 500, 0.5
-"""An action is repeated for about `LEAST` seconds, at most `MOST` times; not more than once if it takes `LONG`."""
+LEAST, MOST, LONG = 0.02, 4096, 0.1
+"""Actions are repeated until they take `LEAST` seconds, at most `MOST` times. One that takes `LONG` is not repeated."""
 REPEATS = 3
 """How often each time is taken. The shortest counts: other programs can only make it longer."""
 
@@ -126,10 +126,15 @@ def per_turn(run: Callable[[int], None]) -> float:
         return time.perf_counter() - began
 
     clock(1)
-    first = clock(1)
-    turns = max(1, min(MOST, int(LEAST / first)))
-    times = [(clock(1), clock(1 + turns)) for _ in range(REPEATS if first < LONG else 1)]
-    return max(0.0, min(more for _, more in times) - min(one for one, _ in times)) / turns
+    once, turns = min(clock(1), clock(1)), 4
+    if once > LONG:
+        return once
+    while True:
+        times = [(clock(1), clock(1 + turns)) for _ in range(REPEATS)]
+        more = min(several for _, several in times) - min(one for one, _ in times)
+        if more >= LEAST or turns >= MOST:
+            return max(0.0, more) / turns
+        turns *= 4
 
 
 def summed_up(table: Table, costs: StageCosts, update: float, kept: tuple[int, ...]) -> MeasuredStages:
