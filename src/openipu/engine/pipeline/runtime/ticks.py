@@ -88,8 +88,9 @@ class Pipeline:
             now = row_at(number)
             for stage in range(len(self.stages)):
                 live = self._forward(stage, now.forward, fixed, live)
-            for stage in reversed(range(len(self.stages))) if self.training else ():
-                live = self._backward(stage, now.backward, fixed, live)
+            if now.backward is not None:
+                for stage in reversed(range(len(self.stages))):
+                    live = self._backward(stage, now.backward, fixed, live)
             return live._replace(mailbox=exchange(self.table, now, fixed.me, live.mailbox, live.outbox))
 
         done: Tick = lax.fori_loop(0, count, tick, Tick(carry, *boxes))
