@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import openipu as ipu
-from openipu.engine.facts.values import RunFacts
+from openipu.engine.facts.values import FORMAT, Report, RunFacts, Versions
 from openipu.engine.pipeline.runtime import stage_timing
 from openipu.engine.report import files
-from openipu.engine.report.stages import costs_of, pipeline_times, stage_advice
+from openipu.engine.report.page import page
+from openipu.engine.report.stages import costs_of, in_flight, pipeline_times, stage_advice
 from openipu.engine.schedule.actions import Kind
 from openipu.engine.schedule.measures import bubble, total_time
 from openipu.engine.schedule.schedules import Grouped
@@ -79,17 +80,14 @@ def test_timing_is_not_a_part_of_the_run(run):
     assert run.parts.reporting > 0
 
 
-def test_the_page_draws_both_schedules(run, tmp_path):
-    from openipu.engine.facts.values import FORMAT, Report, Versions
-    from openipu.engine.report.page import page
-
+def test_the_page_draws_both_schedules(run):
     text = page(Report(FORMAT, "t", Versions("1", "2", "3", "4"), 0.0, True, None, (run,)))
     assert text.count('class="openipu-schedule"') == 2
     assert "<title>B1:2, tick 4</title>" in text
     assert "<title>B1:2, tick 4, " in text, "the measured one says how long"
     assert "timed alone on its device after the run" in text
-    assert "Micro-batches in flight" in text
-    del tmp_path
+    assert "Activations in flight" in text
+    assert in_flight(run.pipeline) == [(3, 3 * run.pipeline.measured.kept[0]), (1, run.pipeline.measured.kept[1])]
 
 
 @pytest.mark.slow

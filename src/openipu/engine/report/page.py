@@ -41,6 +41,7 @@ def _template() -> Template:
         "charts": _charts,
         "pipeline_times": stages.pipeline_times,
         "shares": stages.shares,
+        "in_flight": stages.in_flight,
     }
     return environment.get_template("report.html")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from openipu.engine.facts.values import MeasuredStages, RunFacts
+from openipu.engine.facts.values import MeasuredStages, PipelineFacts, RunFacts
 from openipu.engine.schedule.measures import StageCosts, duration
 
 BUBBLE: Final = 0.3
@@ -72,3 +72,16 @@ def stage_advice(run: RunFacts) -> Iterator[str]:
             "even, and the others wait for it. Move layers to other stages, or let "
             f'`set_pipeline_stage_assignment("auto", stages={len(part)})` find a cut.'
         )
+
+
+def in_flight(plan: PipelineFacts) -> list[tuple[int, int | None]]:
+    """Per device, the most micro-batches between their forward and their backward, and the bytes that they take.
+
+    The bytes are None if the stages have not been timed. With several stages, all count like the largest.
+    """
+    found: list[tuple[int, int | None]] = []
+    for device, count in enumerate(plan.live):
+        mine = [number for number, stage in enumerate(plan.stages) if stage.device == device]
+        kept = None if plan.measured is None else max((plan.measured.kept[number] for number in mine), default=0)
+        found.append((count, None if kept is None else count * kept))
+    return found
