@@ -10,6 +10,7 @@ from pathlib import Path
 
 from openipu.cli.plan import Options, ScriptError, run
 from openipu.engine.fit import about_to_train
+from openipu.engine.plan.page import schedule_of
 
 import pytest
 from rich.console import Console
@@ -52,6 +53,13 @@ def test_stages_and_schedule_can_be_given_and_a_picture_is_drawn(tmp_path):
     assert "effective batch 256" in text
     bars = list(ET.parse(tmp_path / "plan.svg").getroot().iter("{http://www.w3.org/2000/svg}title"))
     assert len(bars) >= 3
+
+
+def test_the_schedule_of_the_best_split_has_the_bubble_of_its_prediction(tmp_path):
+    _, plan = planned(tmp_path, stages=4, link="1MB/s", effective_batch=128)
+    drawn = schedule_of(plan)
+    assert drawn is not None
+    assert f"bubble {100 * plan.best[0].bubble:.1f} % (predicted)" in drawn
 
 
 def test_without_a_speed_one_is_measured_with_the_model(tmp_path):

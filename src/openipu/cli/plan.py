@@ -17,7 +17,7 @@ from openipu.engine.plan.search import Wanted, search
 from openipu.engine.plan.speed import measured_speed
 from openipu.engine.plan.units import parse, rate
 from openipu.engine.plan.values import Machine, Prediction
-from openipu.engine.report.summary import size
+from openipu.engine.report.summary import quantity, size
 from openipu.engine.schedule.measures import duration
 from openipu.engine.schedule.schedules import by_name
 
@@ -125,7 +125,7 @@ def _table(best: Sequence[Prediction]) -> Table:
         split = one.split
         table.add_row(
             f"{split.replicas} x {split.stages} x {split.accumulation}", split.schedule or "-",
-            duration(one.time.total), f"{one.throughput:.4g}", f"{100 * one.bubble:.1f} %", size(one.stage_bytes),
+            duration(one.time.total), quantity(one.throughput), f"{100 * one.bubble:.1f} %", size(one.stage_bytes),
             size(one.replica_bytes), size(one.memory.total),
         )  # fmt: skip
     return table

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from openipu.engine.report.summary import size
+from openipu.engine.report.summary import quantity, size
 from openipu.engine.schedule import picture as schedule_picture
 from openipu.engine.schedule.measures import StageCosts, duration
 from openipu.engine.schedule.schedules import by_name
 
 from .picture import svg
+from .predict import table_costs
 from .units import rate
 from .values import Cut, Machine, Prediction
 
@@ -46,7 +47,7 @@ def page(plan: Plan) -> str:
         loader=PackageLoader("openipu.engine.plan"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"size": size, "duration": duration, "rate": rate}
+    environment.filters |= {"size": size, "duration": duration, "rate": rate, "quantity": quantity}
     gantt = schedule_of(plan)
     return environment.get_template("plan.html").render(
         plan=plan, machine=plan.machine, bars=Markup(svg(plan.best, plan.title)),
@@ -60,9 +61,10 @@ def schedule_of(plan: Plan) -> str | None:
     if split.stages == 1 or 2 * split.stages * (split.accumulation + split.stages) > SHOWN:
         return None
     stages = plan.cut.stages
-    exchange = plan.machine.transfer(plan.cut.boundary)
     costs = StageCosts(
-        tuple(s.forward / speed for s in stages), tuple(s.backward / speed for s in stages), exchange, "predicted"
+        tuple(s.forward / speed for s in stages), tuple(s.backward / speed for s in stages), source="predicted"
     )
+    known = table_costs(split.schedule, costs, split.accumulation)
+    costs = replace(costs, exchange=known.rounds / known.rows * plan.machine.transfer(plan.cut.boundary))
     table = by_name(split.schedule).table(split.stages, split.accumulation)
     return schedule_picture.svg(table, f"{split.schedule}, one of {split.replicas} replicas", costs)

@@ -66,4 +66,4 @@ def _legend(y: int) -> Iterator[str]:
     for name, colour in COLOURS.items():
         yield f'<rect x="{x}" y="{y - 10}" width="12" height="12" fill="{colour}"/>'
         yield f'<text x="{x + 17}" y="{y}">{WORDS[name]}</text>'
-        x += 34 + 7 * len(WORDS[name])
+        x += 30 + round(6.2 * len(WORDS[name]))
