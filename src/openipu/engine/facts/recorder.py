@@ -19,7 +19,18 @@ from . import watcher
 from .bounded import Sampled
 from .costs import Counted, Peak, named
 from .timeline import Interval, Timeline
-from .values import CheckpointFacts, Event, Execution, Logged, PipelineFacts, Place, ProgramFacts, RunFacts, Timed
+from .values import (
+    CheckpointFacts,
+    Event,
+    Execution,
+    Logged,
+    MeasuredStages,
+    PipelineFacts,
+    Place,
+    ProgramFacts,
+    RunFacts,
+    Timed,
+)
 
 POINTS = 1000
 """The most executions, logs and checkpoints that a report shows."""
@@ -28,6 +39,10 @@ SETTLE = 1.0
 """How many seconds to wait at most for executions that should have ended."""
 STOPS = ("trace", "lower", "compile", "call")
 """While the host does this, the clock stops that measures the time of a step."""
+
+
+StageTiming = Callable[[], MeasuredStages]
+"""Times the stages of a pipeline, which compiles a program and takes about a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +89,7 @@ class RunRecorder:
         self._programs: dict[int, _Used] = {}
         self._place: Place | None = None
         self._pipeline: PipelineFacts | None = None
+        self._timing: StageTiming | None = None
         self._launches = self._steps = self._samples = 0
         self._first: _Mark | None = None
         self._last: _Mark | None = None
@@ -119,6 +135,7 @@ class RunRecorder:
             self.ready = lambda: 0
             for used in self._programs.values():
                 used.count = None  # it holds the program
+            self._timing = None
             self._seconds, self._entered = self._seconds + now - (self._entered or 0.0), None
 
     def settle(self) -> None:
@@ -219,11 +236,16 @@ class RunRecorder:
             with self._lock:
                 self._programs[number] = found
 
-    def placed(self, place: Callable[[], Place], pipeline: Callable[[], PipelineFacts | None]) -> None:
-        """Where the run takes place. Only the first answer counts."""
+    def placed(
+        self,
+        place: Callable[[], Place],
+        pipeline: Callable[[], PipelineFacts | None],
+        timing: Callable[[], StageTiming | None] = lambda: None,
+    ) -> None:
+        """Where the run takes place, and how its stages can be timed. Only the first answer counts."""
         if self._place is None:
             with self.doing("reporting"):
-                self._place, self._pipeline = place(), pipeline()
+                self._place, self._pipeline, self._timing = place(), pipeline(), timing()
 
     def warn(self, message: str) -> None:
         """The log warns of something."""
@@ -261,6 +283,17 @@ class RunRecorder:
         if self.peak is not None or place is None or dtype is None or self._entered is not None:
             return None
         return place.platform, place.replicas * place.devices, dtype
+
+    def time_stages(self) -> None:
+        """Time the stages of the pipeline, if there is one. Takes as long as compiling it, and about a second more."""
+        timing, self._timing = self._timing, None
+        if timing is None or self._pipeline is None:
+            return
+        with self.doing("reporting"):
+            try:
+                self._pipeline = replace(self._pipeline, measured=timing())
+            except Exception as error:  # the run is worth more than these numbers
+                self.warn(f"The stages could not be timed: {error}")
 
     def facts(self) -> RunFacts:
         """Everything that is known by now."""

@@ -191,6 +191,26 @@ class StageFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredStages:
+    """How long the actions of a pipeline take, each timed alone on its device after the run. Times are in seconds."""
+
+    forward: tuple[float, ...]
+    """Of one forward, by stage."""
+    backward: tuple[float, ...]
+    """Of one backward, by stage; empty without training."""
+    exchange: float
+    """Of the exchange after a tick."""
+    update: float
+    """Of the update of the weights, on all devices; 0 without training."""
+    kept: tuple[int, ...]
+    """Per stage, the bytes that one micro-batch takes between its forward and its backward."""
+    bubble: float
+    """The share of all devices' time in which they wait, if actions take these times."""
+    seconds: float
+    """One update by these times: its ticks, their exchanges, and the update of the weights."""
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineFacts:
     """The plan of a pipeline: its stages, and the table of one update."""
 
@@ -205,6 +225,8 @@ class PipelineFacts:
     training: bool
     table: tuple[str, ...]
     """What each device does, tick by tick: "F0:0 F0:1 B0:0,F0:2 -". Empty if it is too long to show."""
+    measured: MeasuredStages | None = None
+    """None if the stages have not been timed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from openipu.engine.types import Data, Tree
 import keras
 from keras.callbacks import Callback, CallbackList
 
+from .about_to_train import tell
 from .notices import describe_updates
 from .session import ResumePoint, Session
 from .together import one_end, without_writers
@@ -89,6 +90,7 @@ def fit(
     with doing("plan"):
         build(model, feed.source.first_batch)
         session.check_labels("train", feed)
+    tell(session, feed)
     container = _callback_list(model, callbacks, add_history=True, verbose=verbose, epochs=epochs, steps=feed.num_steps)
     return _train(session, feed, container, validation, initial_epoch, epochs)
 

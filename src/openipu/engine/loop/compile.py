@@ -20,7 +20,7 @@ from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.systems import spare_threads
 from openipu.engine.facts import calls
 from openipu.engine.facts.costs import Buffers, Counted, Rewritten
-from openipu.engine.facts.recorder import RunRecorder
+from openipu.engine.facts.recorder import RunRecorder, StageTiming
 from openipu.engine.facts.timeline import Interval
 from openipu.engine.facts.values import MemoryUse, PipelineFacts, Place, ProgramFacts
 from openipu.engine.host_io.outfeed_buffer import HostBuffer
@@ -99,12 +99,14 @@ def compile_program(
     *,
     donate: bool = True,
     operations: Callable[[], Counted] | None = None,
+    noted: bool = True,
 ) -> CompiledProgram:
     """Compile the function that `make` returns for arguments like these, which may be arrays or their shapes.
 
-    `donate` lets the program reuse the buffers of its first argument.
+    `donate` lets the program reuse the buffers of its first argument. `noted` is False for programs that a report
+    itself needs, which are not a part of the run.
     """
-    clock, hits = _Clock(name), program_cache.hits()
+    clock, hits = _Clock(name, noted), program_cache.hits()
     with convolution.counted() as replaced:
         lowered = _lower(make, arguments, donate, clock)
     options: dict[str, Any] = replaced.compiler_options(place.replicas.platform) | dict(place.compiler_options)
@@ -123,7 +125,7 @@ def compile_program(
         name, call, compiled, (trace, lower, compile), program_cache.hits() > hits, operations,
         tuple(replaced.convolutions),
     )  # fmt: skip
-    if (run := calls.current()) is not None:
+    if noted and (run := calls.current()) is not None:
         program.note(run, before=False)
     return program
 
@@ -135,6 +137,7 @@ def note_launch(
     batch_size: int = 0,
     accumulation: int = 1,
     pipeline: Callable[[], PipelineFacts | None] = lambda: None,
+    timing: Callable[[], StageTiming | None] = lambda: None,
 ) -> Interval:
     """Tell a run that is recorded that these programs are about to be launched."""
     for program in programs:
@@ -146,6 +149,7 @@ def note_launch(
                 device_memory(replicas), batch_size, accumulation,
             ),
             pipeline,
+            timing,
         )  # fmt: skip
     return run.launching()
 
@@ -155,13 +159,15 @@ class _Clock:
     """Measures how long each part of compiling a program takes."""
 
     name: str
+    noted: bool = True
+    """Whether the run that is recorded is told."""
     seconds: list[float] = field(default_factory=list)
 
     @contextlib.contextmanager
     def doing(self, part: str) -> Iterator[None]:
         """Measure the next part."""
         began = time.perf_counter()
-        with calls.doing(part, self.name):
+        with calls.doing(part, self.name) if self.noted else contextlib.nullcontext():
             yield
         self.seconds.append(time.perf_counter() - began)
 

@@ -7,6 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from openipu.engine.facts.values import COUNTED, Report, RunFacts
+from openipu.engine.schedule.measures import duration
 
 from .costs import texts_of
 
@@ -23,7 +24,7 @@ def page(report: Report) -> str:
 def _template() -> Template:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    from . import cost_pictures, costs, pictures, summary
+    from . import cost_pictures, costs, pictures, stages, summary
 
     environment = Environment(
         loader=PackageLoader("openipu.engine.report"),
@@ -32,7 +33,7 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"size": summary.size, "quantity": summary.quantity, "date": _date}
+    environment.filters |= {"size": summary.size, "quantity": summary.quantity, "date": _date, "duration": duration}
     environment.globals |= {
         "pictures": pictures,
         "parts": summary.parts,
@@ -48,6 +49,9 @@ def _template() -> Template:
         "memory_rows": costs.memory_rows,
         "feed_rates": costs.feed_rates,
         "feed_words": costs.feed_words,
+        "pipeline_times": stages.pipeline_times,
+        "shares": stages.shares,
+        "in_flight": stages.in_flight,
     }
     return environment.get_template("report.html")
 

@@ -13,6 +13,7 @@ from openipu.engine.schedule.picture import svg
 from markupsafe import Markup
 
 from .cost_pictures import KINDS
+from .stages import costs_of
 from .summary import parts, quantity, size
 
 # The colours of Okabe and Ito, which people with any kind of colour vision can tell apart, and few others.
@@ -107,10 +108,14 @@ def line(points: Sequence[tuple[float, float | None]], x_name: str, y_name: str)
     )
 
 
-def gantt(plan: PipelineFacts) -> Markup:
-    """The table of a pipeline's schedule. Its text is made of numbers and of the schedule's name, which is escaped."""
+def gantt(plan: PipelineFacts, measured: bool = False) -> Markup:
+    """The table of a pipeline's schedule, as planned or with measured times.
+
+    Its text is made of numbers and of the schedule's name, which is escaped.
+    """
     table = Table.parse(plan.table, [stage.device for stage in plan.stages], plan.training, one_at_a_time=False)
-    return Markup(svg(table, plan.schedule))
+    times = costs_of(plan.measured) if measured and plan.measured is not None else None
+    return Markup(svg(table, plan.schedule, times))
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

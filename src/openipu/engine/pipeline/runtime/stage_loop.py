@@ -16,7 +16,8 @@ from openipu.engine.data.slab import Slab
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import REPLICA_AXIS
 from openipu.engine.facts.costs import Counted, Part
-from openipu.engine.facts.values import PipelineFacts, StageFacts
+from openipu.engine.facts.recorder import StageTiming
+from openipu.engine.facts.values import MeasuredStages, PipelineFacts, StageFacts
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.loop.arrays import fetch, length, own_column, row, rows_of, zeros
 from openipu.engine.loop.compile import Function
@@ -33,6 +34,7 @@ from jax.sharding import PartitionSpec as P
 
 from .stage_function import StageContext, StageFunction, specs_of
 from .stage_layout import StageLayout
+from .stage_timing import TimedStages
 from .staged_execution import StagedExecution, updated, watched
 from .ticks import Pipeline, make_pipeline
 
@@ -132,6 +134,20 @@ class StageLoop(Loop):
             type(pipelining.schedule).__name__, stages, table.micro_batches, table.ticks, measures.bubble,
             live_on_devices(table), table.training, rows,
         )  # fmt: skip
+
+    def stage_timing(self, state: State, resident: Tree, body: Tree) -> StageTiming | None:
+        """How to time the stages after the run. Not with several instances, which would have to do it together."""
+        if self._place.compile_only or not self._place.replicas.is_local:
+            return None
+        return partial(self._timed, *specs_of((state, resident, body)))
+
+    def _timed(self, state: State, resident: Tree, body: Tree) -> MeasuredStages:
+        """The times of all actions, for a state and data of these shapes."""
+        table = self._pipelining.table(length(body))
+        arrays = compile_table(table)
+        batch = jax.eval_shape(lambda r, b: fetch(r, row(row(b, 0), 0)), resident, body)
+        make = partial(self._pipeline, arrays)
+        return TimedStages(f"{self._name}_stages", self._place, self._spread, table, arrays, make).measure(state, batch)
 
     def _staged(
         self, form: Form, state: State, resident: Tree, body: Tree, tail: Tree, outfeeds: Specs | None = None
