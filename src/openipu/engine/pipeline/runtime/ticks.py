@@ -218,7 +218,8 @@ class Pipeline:
                 return jnp.where(active, new, old)
 
             def settled() -> Array:
-                return old + self.replicas.mean_of_active(change(new, old), active)
+                mean: Array = old + self.replicas.mean_of_active(change(new, old), active)
+                return mean
 
             value: Array = lax.cond(whole, lambda: new, settled)
             return value
