@@ -127,9 +127,23 @@ LOOP = [
     mutant(
         "moving-statistics-do-not-agree",
         "engine/loop/replica_state.py",
-        "return b + replicas.mean(a - b) if is_float(a) else a",
+        "return b + replicas.mean(change(a, b)) if is_float(a) else a",
         "return a",
         f"{REPLICAS}::test_moving_statistics_are_the_mean_over_replicas",
+    ),
+    mutant(
+        "infinite-weights-become-nan",
+        "engine/loop/arrays.py",
+        "return jnp.where(new == old, jnp.zeros_like(old), new - old)",
+        "return new - old",
+        f"{REPLICAS}::test_infinite_weights_that_are_not_trained_stay_as_they_are",
+    ),
+    mutant(
+        "shared-arrays-are-used-up",
+        "engine/core/model_state.py",
+        "copied = array.copy() if id(array) in seen else array",
+        "copied = array",
+        f"{REPLICAS}::test_arrays_that_two_variables_share_are_not_used_up",
     ),
     mutant(
         "seeds-of-the-tail-advance",

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from openipu.engine.core.model_state import assign, values_of, variables_of
+from openipu.engine.core.model_state import assign, unshared, values_of, variables_of
 from openipu.engine.core.state import Mode, State
 from openipu.engine.core.state_layout import StateLayout
 from openipu.engine.devices.launching import is_ready
@@ -135,7 +135,7 @@ class StateInFlight:
         # Kept, because a callback may change which variables are trainable.
         self._owners = owners = variables_of(self._model, self._mode)
         values = values_of(owners)
-        state = self._spread.spread(values)
+        state = self._spread.spread(unshared(values, self._model))
         own = self._own_metrics(values)
         if own:
             state = state._replace(metrics=own)

@@ -18,7 +18,7 @@ from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.enqueued import IN_STAGES, refused
 from openipu.engine.core.pipelining import Recompute
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
-from openipu.engine.loop.arrays import is_float, row
+from openipu.engine.loop.arrays import change, is_float, row
 from openipu.engine.schedule.table_arrays import ActionArrays, TableArrays
 from openipu.engine.types import Array, Scalar, Tree
 
@@ -221,7 +221,12 @@ class Pipeline:
         def agreed(new: Array, old: Array) -> Array:
             if not is_float(old):
                 return jnp.where(active, new, old)
-            value: Array = lax.cond(whole, lambda: new, lambda: old + self.replicas.mean_of_active(new - old, active))
+
+            def settled() -> Array:
+                mean: Array = old + self.replicas.mean_of_active(change(new, old), active)
+                return mean
+
+            value: Array = lax.cond(whole, lambda: new, settled)
             return value
 
         metrics = [jnp.where(active, new, old) for new, old in zip(results.metrics, context.metrics, strict=True)]
