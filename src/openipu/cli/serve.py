@@ -14,8 +14,6 @@ from typing import BinaryIO, Final
 
 from openipu.engine.report.files import JSON, PAGE, TRACE
 
-from rich.console import Console
-
 from .terminal import make_console
 
 HOST: Final = "127.0.0.1"
@@ -41,14 +39,14 @@ class _Handler(SimpleHTTPRequestHandler):
         """Requests are nothing to tell about."""
 
 
-def show(folder: Path, console: Console | None = None) -> None:
+def show(folder: Path) -> None:
     """Open the page of a report in a browser, until Ctrl-C is pressed."""
     folder = folder if folder.is_dir() else folder.parent
     if not (folder / PAGE).is_file():
         raise ValueError(f"There is no {PAGE} in {folder}. Give the folder that a report was written to.")
     with make_server(folder) as server, contextlib.suppress(KeyboardInterrupt):
         url = f"http://{HOST}:{server.server_port}/"
-        (console or make_console()).print(f"The report is at {url} until you press Ctrl-C.", soft_wrap=True)
+        make_console().print(f"The report is at {url} until you press Ctrl-C.", soft_wrap=True)
         # In a thread, because browsers of terminals do not return before they end.
         threading.Thread(target=webbrowser.open, args=[url], daemon=True).start()
         server.serve_forever()
