@@ -1,8 +1,8 @@
 """`python -m benchmarks.reports`: what a report costs, in throughput and in memory.
 
 One process trains the same model alternately with and without a report, in executions of about 1, 10 and 100
-milliseconds on one CPU core. The time is that of an epoch: what a report costs at the end of a run, whatever its length,
-is a column of its own. Memory is the largest that a process needs, from processes of their own.
+milliseconds on one CPU core. The time is that of an epoch; what a report costs at the end of a run,
+whatever its length, is a column of its own. Memory is the most that a process has needed, in processes of their own.
 """
 
 import argparse

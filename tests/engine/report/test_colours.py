@@ -38,7 +38,9 @@ def seen(colour: str, vision: str) -> np.ndarray:
     parts = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     light = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
     x, y, z = TO_XYZ @ np.clip(VISIONS[vision] @ light, 0, 1) / TO_XYZ.sum(1)
-    x, y, z = (value ** (1 / 3) if value > (6 / 29) ** 3 else value / (3 * (6 / 29) ** 2) + 4 / 29 for value in (x, y, z))
+    x, y, z = (
+        value ** (1 / 3) if value > (6 / 29) ** 3 else value / (3 * (6 / 29) ** 2) + 4 / 29 for value in (x, y, z)
+    )
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
@@ -63,4 +65,4 @@ def test_forwards_and_backwards_can_be_told_apart(vision):
 
 
 def test_every_viewer_draws_the_colours():
-    assert not re.search(r"(fill|stroke)[:=]\"?(?!#[0-9a-f]{3,6}\b)", svg(Grouped().table(2, 8)))
+    assert not re.search(r'(fill|stroke)(:|=")(?!#[0-9a-f]{3,6}\b)', svg(Grouped().table(2, 8)))

@@ -34,7 +34,7 @@ COLOURS: Final = {
 }
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _RIGHT = 720, 220, 64, 12, 40, 16
 _MARKS: Final = 60
-"""With more points than this, a line has no dots, which would hide it. So many places of it still tell their numbers."""
+"""With more points than this, a line has no dots: they would hide it. So many places still tell their numbers."""
 
 
 def time_bar(run: RunFacts) -> Markup:
@@ -106,7 +106,13 @@ def line(points: Sequence[tuple[float, float | None]], x_name: str, y_name: str)
         '<figure tabindex="0"><figcaption>{}</figcaption><svg class="chart" viewBox="0 0 {} {}" role="img" '
         'aria-label="{} over {}: from {} to {}, between {} and {}">{}</svg></figure>'
     ).format(
-        y_name, _WIDTH, _HEIGHT, y_name, x_name, *map(quantity, (known[0][1], known[-1][1], *up)), Markup("").join(drawn)
+        y_name,
+        _WIDTH,
+        _HEIGHT,
+        y_name,
+        x_name,
+        *map(quantity, (known[0][1], known[-1][1], *up)),
+        Markup("").join(drawn),
     )
 
 
