@@ -63,6 +63,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.pipelines
 	$(BIN)/python -m benchmarks.checkpoints
 	$(BIN)/python -m benchmarks.callbacks
+	$(BIN)/python -m benchmarks.reports
 	$(BIN)/python -m benchmarks.estimators
 	$(BIN)/python -m benchmarks.tutorial
 	$(BIN)/python -m benchmarks.scripts

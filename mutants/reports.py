@@ -9,6 +9,7 @@ REPORT = "engine/report/test_report.py"
 WAYS = "public/test_reports.py"
 COSTS = "engine/core/test_layer_costs.py"
 SECTIONS = "engine/report/test_cost_sections.py"
+SERVER = "public/test_report_server.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     mutant(
@@ -101,5 +102,19 @@ MUTANTS: tuple[Mutant, ...] = (
         "(change < 0) == a.less_is_better",
         "change > 0",
         f"{WAYS}::test_two_reports_side_by_side",
+    ),
+    mutant(
+        "the-server-gives-out-everything",
+        "cli/serve.py",
+        "if wanted not in (PAGE, JSON, TRACE):",
+        "if False:",
+        f"{SERVER}::test_nothing_else_is",
+    ),
+    mutant(
+        "any-page-may-read-a-report",
+        "cli/serve.py",
+        'not in (HOST, "localhost"):',
+        "in ():",
+        f"{SERVER}::test_pages_from_elsewhere_cannot_read_it_under_a_name_of_their_own",
     ),
 )

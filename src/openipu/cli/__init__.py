@@ -154,13 +154,32 @@ def show_report(
     other: Annotated[
         Path | None, typer.Argument(metavar="[FOLDER]", help="Another one, to compare with.", show_default=False)
     ] = None,
+    in_browser: Annotated[
+        bool, typer.Option("--open", help="Show the page in a browser, from a server that only this machine can reach.")
+    ] = False,
 ) -> None:
-    """Show the summary of a report, or compare two of them."""
-    from .report import compare, show
+    """Show the summary of a report, or compare two of them.
+
+    Examples:
+
+    openipu report out
+
+    openipu report --open out
+
+    openipu report before after
+    """
+    from . import report, serve
     from .terminal import fail
 
     try:
-        show(folder) if other is None else compare(folder, other)
+        if in_browser and other is not None:
+            raise ValueError("--open shows one report, but two folders were given. Give one, or leave out --open.")
+        if in_browser:
+            serve.show(folder)
+        elif other is None:
+            report.show(folder)
+        else:
+            report.compare(folder, other)
     except (ValueError, OSError) as error:
         fail(error, 2)
 

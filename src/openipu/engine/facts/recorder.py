@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import watcher
 from .bounded import Sampled
@@ -21,7 +21,6 @@ from .costs import Counted, Peak, named
 from .timeline import Interval, Timeline
 from .values import (
     CheckpointFacts,
-    Event,
     Execution,
     Logged,
     MeasuredStages,
@@ -45,8 +44,7 @@ StageTiming = Callable[[], MeasuredStages]
 """Times the stages of a pipeline, which compiles a program and takes about a second."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
+class _Mark(NamedTuple):
     """The end of an execution: how far the run had come, and when, on the clock that stops."""
 
     steps: int
@@ -63,8 +61,7 @@ class _Used:
     """Counts its operations, which takes as long as tracing it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Running:
+class _Running(NamedTuple):
     """An execution that has been launched, and how far the run is when it has ended."""
 
     interval: Interval
@@ -97,7 +94,7 @@ class RunRecorder:
         self._only = 0.0
         self._seconds = self._stopped = 0.0
         self._stops = False
-        self._executions: Sampled[Execution] = Sampled(POINTS)
+        self._executions: Sampled[tuple[float, float, int, int, int]] = Sampled(POINTS)
         self._logged: Sampled[Logged] = Sampled(POINTS)
         self._checkpoints: Sampled[CheckpointFacts] = Sampled(POINTS)
         self._warnings: list[str] = []
@@ -178,11 +175,7 @@ class RunRecorder:
 
     def launched(self, interval: Interval, value: Any, state: Any, steps: int, samples: int, own: bool) -> None:
         """The execution was launched, and returns this. `own` is False for those of calls inside this one."""
-        import jax
-
-        # All results are there at the same time. Only the smallest is kept here, because others may be large.
-        leaves = [a for a in jax.tree.leaves(value) if hasattr(a, "nbytes")] or jax.tree.leaves(state)
-        smallest = min(leaves, key=lambda a: a.nbytes, default=None)
+        kept = smallest(value, state)
         with self._lock:
             self._open.remove(interval)
             if own:
@@ -191,7 +184,7 @@ class RunRecorder:
                 self._samples += samples
             logs = value if own and isinstance(value, Mapping) and self._logged.is_due else None
             counts = steps, samples, self.ready()
-            self._running.append(_Running(interval, smallest, logs, own, counts, self._steps, self._samples))
+            self._running.append(_Running(interval, kept, logs, own, counts, self._steps, self._samples))
         watcher.watch(self)
 
     # --- what is noticed later
@@ -222,7 +215,7 @@ class RunRecorder:
             if self._first is None:
                 self._first, self._first_step, self._only = mark, now, now - interval.start
             self._last = mark
-            self._executions.add(Execution(interval.start, now, *done.counts))
+            self._executions.add((interval.start, now, *done.counts))
             if done.logs is None:
                 self._logged.skip()
             else:
@@ -259,7 +252,7 @@ class RunRecorder:
         with self._lock:
             end = self.now()
             self._checkpoints.add(CheckpointFacts(step, end - seconds, seconds, size))
-            self._line.note(Event("checkpoint", "checkpoints", end - seconds, end, f"step {step}"))
+            self._line.note("checkpoint", "checkpoints", end - seconds, end, f"step {step}")
 
     # --- the result
 
@@ -300,13 +293,13 @@ class RunRecorder:
         with self._lock:
             now = self.now()
             line, parts = self._line, self._line.passed(now)
-            events = sorted((event for track in line.events.values() for event in track.items()), key=lambda e: e.start)
             return RunFacts(
                 self.name, self.model, self._place, tuple(used.facts for used in self._programs.values()),
                 self._pipeline, self._launches, self._steps, self._samples, self.began,
                 self._seconds + (0.0 if self._entered is None else now - self._entered), parts,
                 line.host.get("feed", 0.0), line.device_seconds, self._first_step, self._timed(),
-                self._executions.items(), self._logged.items(), self._checkpoints.items(), tuple(events),
+                tuple(Execution(*one) for one in self._executions.items()),
+                self._logged.items(), self._checkpoints.items(), line.events(),
                 tuple(self._warnings), self._entered is None, self.failure, self.peak,
             )  # fmt: skip
 
@@ -339,6 +332,16 @@ def _with(facts: ProgramFacts, counted: Counted) -> ProgramFacts:
     """The facts about a program, with its costs and the layers that its weights belong to."""
     buffers = None if facts.buffers is None else named(facts.buffers, counted.owners)
     return replace(facts, counted=counted, buffers=buffers)
+
+
+def smallest(value: Any, state: Any) -> Any:
+    """The smallest of the arrays that an execution returns. All are there at the same time, and others may be large."""
+    import jax
+
+    arrays = [leaf for leaf in jax.tree.leaves(value) if hasattr(leaf, "is_ready")] or jax.tree.leaves(state)
+    if arrays and arrays[0].ndim == 0:  # logs are single numbers: this saves the time to look for the smallest
+        return arrays[0]
+    return min(arrays, key=lambda array: array.nbytes, default=None)
 
 
 def has_ended(array: Any) -> bool:

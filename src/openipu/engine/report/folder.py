@@ -32,8 +32,10 @@ class FolderReport(Recording):
     """
 
     def __init__(self, folder: Path, title: str = "") -> None:
+        from openipu.engine.devices import group  # here, because it loads JAX
+
         super().__init__()
-        instance = os.environ.get(INSTANCE, "0")
+        instance = os.environ.get(INSTANCE) or str(group.index())  # the variable is gone once the group is joined
         self.folder = folder if instance == "0" else folder / f"instance-{instance}"
         self._title = title
         self._lock = threading.Lock()

@@ -58,10 +58,12 @@ def svg(table: Table, title: str = "", costs: Pace | None = None, width: int = 1
     scale = _Scale(edges, unit, len(table.cells))
     parts = [*_heading(table, title, costs), *_axis(scale), *_rows(table, scale, costs), *_legend(table, scale)]
     wide, high = round(max(scale.right, _LEFT + 400) + _RIGHT), scale.bottom + _BOTTOM
+    size = f"{table.stages} stages, {table.micro_batches} micro-batches, {table.ticks} ticks"
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="{_NAME}" width="{wide}" height="{high}" '
-            f'viewBox="0 0 {wide} {high}">',
+            f'viewBox="0 0 {wide} {high}" role="img" '
+            f'aria-label="{escape(title or "Schedule")}: {size}">',
             f"<style>{_style()}</style>",
             '<rect width="100%" height="100%" fill="#fff"/>',
             *parts,
