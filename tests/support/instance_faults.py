@@ -93,8 +93,9 @@ def main(what: str, folder: str | None = None, epochs: str = "60") -> None:
             sys.exit(3)
         train(None, epochs=1)
     elif what == "leaves":
+        train(None, epochs=1)
         if not last:
-            train(None)
+            train(None, epochs=1)
     else:
         train(folder, epochs=int(epochs))
 
