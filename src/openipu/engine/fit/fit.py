@@ -32,7 +32,7 @@ from keras.callbacks import Callback, CallbackList
 from .about_to_train import tell
 from .notices import describe_updates
 from .session import ResumePoint, Session
-from .together import one_end, without_writers
+from .together import may_act_alone, one_end, without_writers
 from .validation import Validation
 
 log = logging.getLogger("openipu")
@@ -237,9 +237,9 @@ def _run_metrics(
 ) -> Logs:
     """Run one epoch of training or evaluation, and return its logs."""
     logs: Logs | None = None
-    if not session.place(mode).replicas.is_local:
-        stopped = one_end(callbacks, stopped)
-    with contextlib.closing(session.epoch(mode, feed, callbacks)) as epoch:
+    alone = may_act_alone(session.place(mode), callbacks)
+    stopped = one_end(alone, stopped)
+    with contextlib.closing(session.epoch(mode, feed, callbacks, alone)) as epoch:
         for latest in epoch:
             logs = latest
             if stopped():
@@ -272,10 +272,12 @@ def predict(
     with doing("callbacks"), interruptible():
         container.on_predict_begin()
     blocks = []
-    with contextlib.closing(session.epoch("predict", feed, container)) as epoch:
+    alone = may_act_alone(place, container)
+    stopped = one_end(alone, lambda: model.stop_predicting)
+    with contextlib.closing(session.epoch("predict", feed, container, alone)) as epoch:
         for outputs in epoch:
             blocks.append(outputs)
-            if model.stop_predicting:
+            if stopped():
                 break
     with doing("callbacks"), interruptible():
         container.on_predict_end()

@@ -211,11 +211,16 @@ class Session:
         if self._epochs:
             self._epochs[-1].sync()
 
-    def epoch(self, mode: Mode, feed: Feed, callbacks: keras.callbacks.CallbackList) -> Generator[Tree, None, None]:
-        """Run one epoch. Yields the logs or outputs of each execution, after the callbacks have seen them."""
+    def epoch(
+        self, mode: Mode, feed: Feed, callbacks: keras.callbacks.CallbackList, alone: bool = False
+    ) -> Generator[Tree, None, None]:
+        """Run one epoch. Yields the logs or outputs of each execution, after the callbacks have seen them.
+
+        `alone` says that callbacks may use the model in some of its processes only.
+        """
         with doing("plan"):
             function = self.function(mode)
-        held = StateInFlight(self.model, mode, function.spread)
+        held = StateInFlight(self.model, mode, function.spread, alone)
         keeper, resume = (self.keeper, self.resume) if mode == "train" else (None, None)
         if resume is not None:
             self.resume = None
