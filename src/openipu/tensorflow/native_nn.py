@@ -152,10 +152,11 @@ def _spatial(sizes: int | Sequence[int], data_format: str) -> tuple[int, int]:
 
 def _seed() -> keras.random.SeedGenerator:
     """The generator of programs. It is a variable, so every launch goes on where the last one stopped."""
-    if current() is None:
+    trace = current()
+    if trace is None or not trace.whole:
         raise NotImplementedError(
-            f"Random numbers of `tf.random` are drawn in a layer or a loss ({where()}), where they would be the same "
-            "in every step. Make `self.seeds = keras.random.SeedGenerator()` in `__init__`, and use "
+            f"Random numbers of `tf.random` are drawn in a layer, a loss or a model's own step ({where()}), where they "
+            "would be the same in every step. Make `self.seeds = keras.random.SeedGenerator()` in `__init__`, and use "
             "`keras.random.normal(shape, seed=self.seeds)` or one of its relatives."
         )
     if not _seeds:
