@@ -44,6 +44,7 @@ def test_a_checkpoint_restores_model_optimizer_and_step(tmp_path):
     model, step = make(1), tf.Variable(1)
     checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer, step=step)
     assert checkpoint.model is model
+    first = checkpoint.write(str(tmp_path / "first"))
     manager = tf.train.CheckpointManager(checkpoint, str(tmp_path), max_to_keep=2)
     for _ in range(3):
         model.fit(X, X[:, :3], 8, verbose=0)
@@ -53,6 +54,8 @@ def test_a_checkpoint_restores_model_optimizer_and_step(tmp_path):
     assert [path.rpartition("-")[2] for path in manager.checkpoints] == ["2", "3"]
     other, again = make(2), tf.Variable(0)
     copy = tf.train.Checkpoint(model=other, optimizer=other.optimizer, step=again)
+    copy.read(first).assert_consumed()
+    assert int(again) == 1
     copy.restore(manager.latest_checkpoint).assert_consumed()
     assert int(again) == 4
     check_equal(model, other)

@@ -96,39 +96,49 @@ def _checkpoint(original: Any) -> type:
             self._track_trackable(Part(value), name=name, overwrite=True)
             object.__setattr__(self, name, value)
 
-        def restore(self, save_path: Any, options: Any = None) -> Any:
-            _build([part.owner for part in self._trackable_children().values() if isinstance(part, Part)], save_path)
-            return super().restore(save_path, options)
+        def save(self, file_prefix: Any, options: Any = None) -> Any:
+            _build(self._owners())
+            return super().save(file_prefix, options)
 
-        def read(self, save_path: Any, options: Any = None) -> Any:
-            _build([part.owner for part in self._trackable_children().values() if isinstance(part, Part)], save_path)
+        def write(self, file_prefix: Any, options: Any = None) -> Any:
+            _build(self._owners())
+            return super().write(file_prefix, options)
+
+        def read(self, save_path: Any, options: Any = None) -> Any:  # `restore` calls it
+            if save_path is not None:
+                _build(self._owners())
+                _check_built(self._owners(), save_path)
             return super().read(save_path, options)
+
+        def _owners(self) -> list[Any]:
+            return [part.owner for part in self._trackable_children().values() if isinstance(part, Part)]
 
     return Checkpoint
 
 
-def _build(owners: list[Any], save_path: Any) -> None:
-    """Make the variables that a checkpoint has values for."""
-    if save_path is None:
-        return
+def _build(owners: list[Any]) -> None:
+    """Make the variables of optimizers whose models are in the same checkpoint, so that it always has them."""
     layers = [owner for owner in owners if isinstance(owner, keras.Layer)]
-    for layer in layers:
-        if not layer.built:
-            raise ValueError(
-                f"{layer.name!r} has no variables yet that could be restored from {save_path}. Call it on a batch, or "
-                "its `build` with a shape, before `restore`."
-            )
-    compiled = [(m.optimizer, [m]) for m in layers if isinstance(m, keras.Model) and _optimizer_of(m) is not None]
+    compiled = [(_optimizer_of(layer), [layer]) for layer in layers]
     alone = [(owner, layers) for owner in owners if isinstance(owner, keras.optimizers.Optimizer)]
     for optimizer, trained in (*compiled, *alone):
         weights = [v for layer in trained for v in layer.trainable_variables]
-        if not optimizer.built and not weights:
-            raise ValueError(
-                f"The optimizer {optimizer.name!r} has no variables yet that could be restored from {save_path}. Put "
-                "the model that it trains into the same checkpoint, or call `optimizer.build(variables)` first."
-            )
-        if not optimizer.built:
+        if optimizer is not None and not optimizer.built and weights and all(layer.built for layer in trained):
             optimizer.build(weights)
+
+
+def _check_built(owners: list[Any], save_path: Any) -> None:
+    """Raise if something has no variables that could get the values of a checkpoint."""
+    for owner in owners:
+        if getattr(owner, "built", True):
+            continue
+        if isinstance(owner, keras.optimizers.Optimizer):
+            remedy = (
+                "Put the model that it trains into the same checkpoint, or call `optimizer.build(variables)` first."
+            )
+        else:
+            remedy = "Call it on a batch, or its `build` with a shape, before `restore`."
+        raise ValueError(f"{owner.name!r} has no variables yet that could be restored from {save_path}. {remedy}")
 
 
 # --- files of weights ------------------------------------------------------------------------------------------------
