@@ -29,7 +29,7 @@ def install(replacements: Replacements) -> None:
     replacements.put(callback, "__init__", _naming(callback.__init__))
 
 
-class Part(tf.__internal__.tracking.Trackable):  # type: ignore[misc]
+class Part(tf.__internal__.tracking.Trackable):
     """An object of Keras in a checkpoint of TensorFlow."""
 
     def __init__(self, owner: Any) -> None:

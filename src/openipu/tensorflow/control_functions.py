@@ -47,7 +47,7 @@ def _cond_function(original: Callable[..., Any]) -> Callable[..., Any]:
     def cond(pred: Any, true_fn: Any = None, false_fn: Any = None, name: str | None = None) -> Any:
         if not is_traced(pred):
             return original(pred, true_fn, false_fn, name=name)
-        structures = []
+        structures: list[Any] = []
 
         def branch(function: Callable[[], Any]) -> list[Any]:
             leaves, structure = jax.tree.flatten(function())

@@ -29,15 +29,15 @@ def install(replacements: Replacements) -> None:
     """Convert what scripts define from now on."""
     for kind in (keras.Layer, keras.losses.Loss, keras.metrics.Metric):
         replacements.put(kind, "__init_subclass__", _preparing(kind))
-    for kind, attribute in function_wrappers():
-        replacements.put(kind, attribute, _converting(attribute))
+    for owner, attribute in function_wrappers():
+        replacements.put(owner, attribute, _converting(attribute))
 
 
 def _is_users(thing: object) -> bool:
     return getattr(thing, "__module__", "").partition(".")[0] not in LIBRARIES
 
 
-def _preparing(kind: type) -> Any:
+def _preparing(kind: Any) -> Any:
     """What Python calls with every new subclass."""
 
     def prepare(cls: type, **kwargs: Any) -> None:

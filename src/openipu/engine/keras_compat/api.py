@@ -142,8 +142,8 @@ def compiled_parts(model: keras.Model) -> list[Any]:
     return [part for part in (model._compile_metrics, model._compile_loss) if part is not None]
 
 
-def loss_tracker(model: keras.Model) -> keras.metrics.Metric | None:
-    """The metric that a compiled model reports as its loss."""
+def loss_tracker(model: keras.Model) -> Any:
+    """The metric that a compiled model reports as its loss; None before it is compiled."""
     return model._loss_tracker
 
 
