@@ -34,6 +34,7 @@ class Part(tf.__internal__.tracking.Trackable):
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
+        self._kept: Part | None = None
 
     def _variables(self) -> dict[str, keras.Variable]:
         owner = self.owner
@@ -65,7 +66,7 @@ class Part(tf.__internal__.tracking.Trackable):
         optimizer = _optimizer_of(self.owner)
         if optimizer is None or not optimizer.built:
             return None
-        if "_kept" not in vars(self) or self._kept.owner is not optimizer:
+        if self._kept is None or self._kept.owner is not optimizer:
             self._kept = Part(optimizer)
         return self._kept
 

@@ -40,7 +40,7 @@ def _is_users(thing: object) -> bool:
 def _preparing(kind: Any) -> Any:
     """What Python calls with every new subclass."""
 
-    def prepare(cls: type, **kwargs: Any) -> None:
+    def prepare(cls: type, /, **kwargs: Any) -> None:
         super(kind, cls).__init_subclass__(**kwargs)
         if not _is_users(cls):
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +121,8 @@ def as_arrays(value: Tree) -> Tree:
 
 def like(name: str, old: Tree, new: Tree) -> Tree:
     """A new value of a variable that a loop carries, as arrays like the old ones."""
-    if not is_carried(new) or jax.tree.structure(new) != jax.tree.structure(old):
+    structure: Hashable = jax.tree.structure(old)
+    if not is_carried(new) or jax.tree.structure(new) != structure:
         raise TypeError(
             f"A loop sets `{name}` to {new!r}, but it began as {old!r} ({where()}). Give it a value of the same kind."
         )

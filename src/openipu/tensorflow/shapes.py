@@ -50,8 +50,7 @@ class Shape(tuple[int | None, ...]):
         return math.prod(known) if len(known) == len(self) else None
 
     def __getitem__(self, key: SupportsIndex | slice) -> Any:
-        found = super().__getitem__(key)
-        return Shape(found) if isinstance(key, slice) else found
+        return Shape(super().__getitem__(key)) if isinstance(key, slice) else super().__getitem__(key)
 
 
 def as_shape(value: Any) -> Any:
