@@ -118,13 +118,15 @@ def keras_own_step() -> type[Chain]:
 
 
 def trained(
-    kind: type[Chain], replicas: int | None, batch: int, strength: int = 1, **options: Any
+    kind: type[Chain], replicas: int | None, batch: int, strength: int = 1, scale: int = 0, **options: Any
 ) -> tuple[dict[str, list[float]], list[np.ndarray], dict[str, float]]:
     """The history, the weights and the evaluation of a model; without a strategy if `replicas` is None."""
 
     def run() -> Any:
         model = kind()
         optimizer = amplified(keras.optimizers.SGD(0.05, momentum=0.9), strength)
+        if scale:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=scale)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, metrics=["accuracy"], **options)
         history = model.fit(X, Y, batch, epochs=2, shuffle=False, verbose=0).history
@@ -162,6 +164,25 @@ def test_a_step_that_updates_the_metric_of_the_loss_decides_about_it(plain):
 
 def test_outside_of_a_strategy_keras_trains_it(plain):
     check_equal(trained(compiled_parts(), None, 8), plain)
+
+
+def test_a_step_that_does_not_scale_its_loss_updates_as_it_says(plain):
+    check_equal(trained(compiled_parts(), 1, 8, scale=64), plain)
+
+
+def test_a_step_that_scales_its_loss_updates_equally(plain):
+    class Model(Chain):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                y_pred = self(x, training=True)
+                loss = self.optimizer.scale_loss(self.compute_loss(x, y, y_pred))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            self.compiled_metrics.update_state(y, y_pred)
+            return {m.name: m.result() for m in self.metrics}
+
+    check_equal(trained(Model, 1, 8, scale=64), plain)
 
 
 @pytest.mark.slow

@@ -49,6 +49,9 @@ def install(replacements: Replacements) -> None:
     replacements.put(keras.Model, "compiled_loss", _compiled_loss)
     replacements.put(keras.Model, "compiled_metrics", property(_compiled_metrics))
     replacements.put(keras.metrics.Mean, "update_state", _replacing(keras.metrics.Mean.update_state))
+    base = next(kind for kind in keras.optimizers.Optimizer.__mro__ if "scale_loss" in vars(kind))
+    for kind in (base, keras.optimizers.LossScaleOptimizer):
+        replacements.put(kind, "scale_loss", _noticing(vars(kind)["scale_loss"]))
 
 
 def translate(cls: type[keras.Model]) -> None:
@@ -144,7 +147,8 @@ def _updates(model: keras.Model, mode: Mode) -> Iterator[None]:
         grads: Iterable[Array],
         trainable_variables: Iterable[keras.Variable] | None = None,
     ) -> None:
-        if _running() is None:  # `stateless_apply` itself
+        running = _running()
+        if running is None:  # `stateless_apply` itself
             original(grads, trainable_variables)
             return
         weights = api.optimized_variables(optimizer)
@@ -157,8 +161,11 @@ def _updates(model: keras.Model, mode: Mode) -> Iterator[None]:
                 "not built for. Make the layers that own these variables attributes of the model."
             )
         gradients = [known.get(id(v)) for v in weights]
-        values = [v.value for v in optimizer.variables], gradients, [v.value for v in weights]
         with _running_as(None):
+            factor = 1.0 if running.scaled else optimizer.scale_loss(1.0)
+            if not isinstance(factor, float) or factor != 1.0:  # by which the optimizer will divide
+                gradients = [None if g is None else g * factor for g in gradients]
+            values = [v.value for v in optimizer.variables], gradients, [v.value for v in weights]
             new, state = optimizer.stateless_apply(*values)
         _assign([*weights, *optimizer.variables], [*new, *state])
 
@@ -182,6 +189,8 @@ class _LossCount:
     def __init__(self, model: keras.Model) -> None:
         self.tracker = api.loss_tracker(model)
         self._before: list[Array] | None = None
+        self.scaled = False
+        """Whether the step has scaled its loss as the optimizer wants it."""
 
     def track(self, loss: Array, outputs: Tree) -> None:
         """Count a loss of the step."""
@@ -235,6 +244,16 @@ def _replacing(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, *args, **kwargs)
 
     return update_state
+
+
+def _noticing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def scale_loss(self: keras.optimizers.Optimizer, loss: Array) -> Any:
+        if (running := _running()) is not None:
+            running.scaled = True
+        return original(self, loss)
+
+    return scale_loss
 
 
 def _compiled_loss(
