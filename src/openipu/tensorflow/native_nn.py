@@ -152,8 +152,8 @@ def _seed() -> keras.random.SeedGenerator:
     seeds = program_seeds()
     if seeds is None:
         raise NotImplementedError(
-            f"Random numbers of `tf.random` are drawn in a layer or a loss ({where()}), where they would be the same "
-            "in every step. Make `self.seeds = keras.random.SeedGenerator()` in `__init__`, and use "
+            f"Random numbers of `tf.random` are drawn in a layer, a loss or a model's own step ({where()}), where they "
+            "would be the same in every step. Make `self.seeds = keras.random.SeedGenerator()` in `__init__`, and use "
             "`keras.random.normal(shape, seed=self.seeds)` or one of its relatives."
         )
     return seeds

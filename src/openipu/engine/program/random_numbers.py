@@ -10,11 +10,12 @@ _seeds: list[keras.random.SeedGenerator] = []
 
 
 def program_seeds() -> keras.random.SeedGenerator | None:
-    """The generator of users' programs; None outside of a program.
+    """The generator of users' programs; None outside of a program, and in a part of one.
 
     It is a variable, so every launch goes on where the last one stopped.
     """
-    if current() is None:
+    trace = current()
+    if trace is None or not trace.whole:
         return None
     if not _seeds:
         _seeds.append(keras.random.SeedGenerator())
