@@ -251,7 +251,8 @@ def _share_programs() -> None:
         kinds = [device.device_kind for device in devices.flat]
         key.update(repr((platform.node(), kinds)).encode())
 
-    cache_key._hash_accelerator_config = hash_devices
+    keys: Any = cache_key
+    keys._hash_accelerator_config = hash_devices
 
 
 def _state() -> Any:
