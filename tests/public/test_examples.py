@@ -50,6 +50,8 @@ COMMANDS = {
     "gradient_accumulation.py": ["--samples", "1000", "--test-samples", "200", "--epochs", "2", "--replicas", "2"],
     "resume.py": ["--samples", "2000", "--test-samples", "200", "--epochs", "3", "--steps-per-execution", "10"],
 }  # fmt: skip
+QUICK = {"mnist/mnist.py", "mnist/mnist_cpu.py", "keras_tutorial/completed_example/main.py", "infeed_outfeed.py"}
+"""Examples that the fast tests run: plain Keras, one device, a pipeline, feeds on replicas."""
 PARTS = {f"keras_tutorial/completed_example/{name}.py" for name in ("model", "utils")}
 """Files that examples import."""
 PLAIN = {"mnist/mnist_cpu.py", "keras_tutorial/demo.py"}
@@ -121,7 +123,9 @@ def assert_reported(folder: Path) -> None:
     assert any(run.steps and run.launches for run in report.runs)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS]
+)
 def test_example_learns(name, tmp_path):
     folder = ["--folder", str(tmp_path / "run")] if name == "resume.py" else []
     profile = [] if name in PLAIN else ["--profile", str(tmp_path / "out")]
@@ -209,7 +213,7 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
-        "cifar10/cifar10_ipu_strategy.py",
+        pytest.param("cifar10/cifar10_ipu_strategy.py", marks=slow),
         pytest.param("cifar10/cifar10_ipu_estimator.py", marks=slow),
         pytest.param("cifar10/cifar10_estimator_replica.py", marks=slow),
         pytest.param("cifar10/cifar10_pipeline_estimator.py", marks=slow),
@@ -250,6 +254,7 @@ def test_estimator_cnn(small_cifar, tmp_path):
     assert "Training loss: " in more.stderr
 
 
+@slow
 def test_estimator_cnn_with_generated_data(tmp_path):
     arguments = ["--generated-data", "--batch-size", "64", "--batches-per-step", "2", "--epochs", "0.005"]
     name = "ipu_estimator_cnn/ipu_estimator_cnn.py"
