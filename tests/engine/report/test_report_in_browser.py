@@ -31,6 +31,7 @@ driver = pytest.importorskip("playwright.sync_api", reason="playwright is not in
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed (make setup)")
 
 pytestmark = KERAS_WARNINGS
+LOSS = re.compile(r"^loss")
 EVIL = "<img src=x onerror=alert(1)>"
 WORST = ("serious", "critical")
 
@@ -134,19 +135,21 @@ def test_the_pictures_have_what_the_facts_say(browser, folder, report):
     actions = sum(row.count(":") for row in run.pipeline.table)
     with opened(browser, folder) as page:
         first, second = page.locator("main > section").all()
-        assert first.locator("svg.openipu-schedule g.n").count() == actions
+        assert first.locator("svg.openipu-schedule g.n").count() == 2 * actions, "as planned and as measured"
         shown = first.get_by_role("list").first.get_by_role("listitem").all_text_contents()
         assert any(words.startswith("devices compute: ") for words in shown)
         pieces = first.locator("svg.bar").first.locator("g > rect")
         assert pieces.count() == len(shown)
         widths = [piece.bounding_box()["width"] for piece in pieces.all()]
         assert sum(widths) == pytest.approx(first.locator("svg.bar").first.bounding_box()["width"], rel=0.01)
-        loss = first.locator("figure").filter(has_text="loss").first
+        loss = first.locator("figure").filter(has=page.locator("figcaption", has_text=LOSS)).first
         assert loss.locator("path.line").count() == 1
         assert loss.locator("circle.dot").count() == 0
         assert len(run.logged) > 60
         assert 30 <= loss.locator("circle.hit").count() <= 60
-        dots = second.locator("figure").filter(has_text="loss").first.locator("circle.dot")
+        dots = (
+            second.locator("figure").filter(has=page.locator("figcaption", has_text=LOSS)).first.locator("circle.dot")
+        )
         assert dots.count() == len(failed.logged)
         assert second.get_by_text(f"It failed: KeyError: '{EVIL}'").is_visible()
 
@@ -210,7 +213,7 @@ def test_the_keyboard_is_enough(browser, folder):
                 page.keyboard.press("Enter")
         assert reached >= {"A", "DIV", "FIGURE", "SUMMARY", "PRE"}
         assert "B1:2" in page.locator("pre").first.inner_text()
-        assert page.locator("svg:not([role=img][aria-label])").count() == 0
+        assert page.locator("svg:not([role=img][aria-label], [aria-hidden=true])").count() == 0
         assert page.locator("table:not(:has(caption)), th:not([scope])").count() == 0
 
 
