@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
+__all__ = ["make_divisible", "pad", "repeat", "trim"]
+
 T = TypeVar("T")
 
 
