@@ -72,7 +72,7 @@ print(f"Test accuracy: {result['accuracy']:.3f}")
 # | `ipu.config.configure_ipu_system`, `ipu.config.reset_ipu_configuration` | same | Devices are GPUs, TPU cores or virtual CPU devices |
 # | `ipu.config.SelectionOrder`, `ipu.config.DeviceConnectionType`, `ipu.config.SchedulingAlgorithm`, `ipu.config.StochasticRoundingBehaviour`, `ipu.config.MergeRemoteBuffersBehaviour` | same | The last three are accepted without effect |
 # | `ipu.ipu_strategy.IPUStrategy`, `ipu.ipu_strategy.IPUStrategyV1` | same | `run` takes any function, not only a `tf.function`: it is traced by JAX |
-# | `ipu.keras.PipelineStage` | same | Also inside the `call` of subclassed models |
+# | `ipu.keras.PipelineStage` | same | |
 # | `model.set_pipelining_options` | same | More schedules: GPipe, 1F1B, your own. Options about Poplar and offloading are named once, without effect |
 # | `model.set_gradient_accumulation_options` | same | |
 # | `model.set_replication_options` | differs | Without it, metrics are values over all replicas; in the original, those of the last replica |

@@ -38,6 +38,10 @@ BEFORE = {
     "docs/replication.md": "",
 }
 """What the code of a page needs besides what it says itself."""
+BETWEEN = {
+    "def layer_calls": 'model = keras.Sequential([keras.Input((4,)), Dense(8, name="encoder"), Dense(1, name="end")])\n',
+}
+"""What code that begins so needs, when its page has used the names for something else before."""
 WITHOUT = {
     "docs/estimators.md": {"hook = IPULoggingTensorHook": "it is the end of a model function"},
     "docs/feeds.md": {"model.set_asynchronous_callbacks(True)": "its arguments are left out"},
@@ -57,7 +61,8 @@ IN_SCOPE = {"docs/pipelining.md"}
 def runnable(page):
     begins = tuple(WITHOUT.get(prose.name(page), ()))
     code = [block.text for block in prose.blocks(page, "python") if not (begins and block.text.startswith(begins))]
-    return [piece.replace(*ELIDED) for piece in code]
+    before = [next((need for begin, need in BETWEEN.items() if piece.startswith(begin)), "") for piece in code]
+    return [need + piece.replace(*ELIDED) for need, piece in zip(before, code, strict=True)]
 
 
 @pytest.mark.slow

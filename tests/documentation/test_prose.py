@@ -95,11 +95,14 @@ def check_openipu(words: list[str]) -> None:
 
 
 def check_python(words: list[str]) -> None:
-    """Fail unless the script or the module exists."""
+    """Fail unless the script or the module exists, and the folder of a script knows its options."""
     if words[0] == "-m":
         assert importlib.util.find_spec(words[1]), words[1]
     elif words[0].startswith(("examples/", "benchmarks/", "docs/")):
-        assert (prose.ROOT / words[0]).is_file(), words[0]
+        script = prose.ROOT / words[0]
+        assert script.is_file(), words[0]
+        source = "".join(path.read_text(encoding="utf-8") for path in script.parent.glob("*.py"))
+        assert all(f'"{word}"' in source for word in words[1:] if word.startswith("--")), words
 
 
 def targets() -> set[str]:
