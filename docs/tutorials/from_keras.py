@@ -113,7 +113,7 @@ print("largest difference:", max(np.abs(a - b).max() for a, b in zip(plain, ours
 # %%
 model.set_gradient_accumulation_options(8, "mean")
 model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], steps_per_execution=96)
-model.fit(x, y, batch_size=32, epochs=1, verbose=2)
+history = model.fit(x, y, batch_size=32, epochs=1, verbose=2)
 
 # %% [markdown]
 # **More devices.** Change line 3. Gradients are summed over replicas, so look at

@@ -91,7 +91,7 @@ for replicas, accumulated in [(1, 1), (2, 1), (2, 4)]:
 
 # %%
 batches = ipu.data.repeat(x_train, y_train, batch_size=BATCH, shuffle=True, seed=1)
-model.fit(batches, steps_per_epoch=20, epochs=2, shuffle=False, verbose=2)
+history = model.fit(batches, steps_per_epoch=20, epochs=2, shuffle=False, verbose=2)
 
 # %% [markdown]
 # ## Pad

@@ -39,7 +39,7 @@ BEFORE = {
 }
 """What the code of a page needs besides what it says itself."""
 BETWEEN = {
-    "def layer_calls": 'model = keras.Sequential([keras.Input((4,)), Dense(8, name="encoder"), Dense(1, name="end")])\n',
+    "def layer_calls": 'model = keras.Sequential([keras.Input((4,)), Dense(8, name="encoder"), Dense(1)])\n',
 }
 """What code that begins so needs, when its page has used the names for something else before."""
 WITHOUT = {

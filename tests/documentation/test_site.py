@@ -26,6 +26,7 @@ def test_the_site_builds_and_loads_nothing_from_outside(tmp_path):
         assert LOADED.findall(CANONICAL.sub("", html)) == [], name
     assert "IPUConfig" in pages["api/openipu.config.html"]
     assert "set_pipelining_options" in pages["api/models.html"]
+    assert all("<blockquote>" not in html for name, html in pages.items() if name.startswith("api/")), "an example"
     assert "hand-written" in pages["index.html"]
     assert "OneFOneB" in pages["performance.html"]
     for tutorial in prose.TUTORIALS:
