@@ -47,7 +47,7 @@ test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Without flags XLA optimizes as it does for users; see tests/conftest.py.
-test-all: setup
+test-all: setup $(VENV)/.docs
 	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile -m ""
 
 check: setup

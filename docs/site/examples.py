@@ -1,4 +1,4 @@
-"""Shows the `>>>` examples of docstrings as code, wherever they stand. The API reference is made with this extension."""
+"""Shows the `>>>` examples of docstrings as code, wherever they stand, in the API reference (see mkdocs.yml)."""
 
 import re
 from typing import Any
