@@ -78,8 +78,10 @@ bench: setup
 	$(BIN)/python -m benchmarks.pipelines
 	$(BIN)/python -m benchmarks.checkpoints
 	$(BIN)/python -m benchmarks.callbacks
+	$(BIN)/python -m benchmarks.reports
 	$(BIN)/python -m benchmarks.estimators
 	$(BIN)/python -m benchmarks.tutorial
+	$(BIN)/python -m benchmarks.scripts
 
 # Slow, so not a part of what a change must pass. `python -m mutants --help` tells how to run some of them.
 mutate: setup

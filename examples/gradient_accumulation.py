@@ -21,6 +21,7 @@ def parse_arguments():
     parser.add_argument("--method", choices=["sum", "mean", "running_mean"], default="mean")
     parser.add_argument("--samples", type=int, help="how many training images to use (default: all)")
     parser.add_argument("--test-samples", type=int, help="how many test images to use (default: all)")
+    parser.add_argument("--profile", metavar="FOLDER", help="write a report to this folder")
     return parser.parse_args()
 
 
@@ -60,6 +61,8 @@ def compile_and_fit(model, data, learning_rate, steps_per_execution, **settings)
 
 def main():
     args = parse_arguments()
+    if args.profile:
+        ipu.reports.start(args.profile)
     train, test = prepare_data(args)
     learning_rate = 0.1
     batch = args.micro_batch * args.accumulate * args.replicas

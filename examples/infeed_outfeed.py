@@ -20,6 +20,7 @@ def parse_arguments():
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--samples", type=int, help="how many training images to use (default: all)")
     parser.add_argument("--test-samples", type=int, help="how many test images to use (default: all)")
+    parser.add_argument("--profile", metavar="FOLDER", help="write a report to this folder")
     return parser.parse_args()
 
 
@@ -60,6 +61,8 @@ def print_losses(outfeed, done, every):
 
 def main():
     args = parse_arguments()
+    if args.profile:
+        ipu.reports.start(args.profile)
     keras.utils.set_random_seed(1)
     mnist = ipu.datasets.mnist(args.samples, args.test_samples)
     x_train, y_train = prepare(mnist.x_train, mnist.y_train)

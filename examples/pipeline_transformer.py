@@ -28,6 +28,7 @@ def parse_arguments():
     parser.add_argument("--blocks", type=int, default=6, help="attention blocks")
     parser.add_argument("--width", type=int, default=64, help="numbers per letter")
     parser.add_argument("--context", type=int, default=64, help="letters that the model can look back at")
+    parser.add_argument("--profile", metavar="FOLDER", help="write a report to this folder")
     return parser.parse_args()
 
 
@@ -71,6 +72,8 @@ def make_model(letters, args):
 
 def main():
     args = parse_arguments()
+    if args.profile:
+        ipu.reports.start(args.profile)
     ipus, accumulate = args.ipus or args.stages, args.accumulate or 2 * args.stages
     replicas = ipus // args.stages
     numbers, letters = read_text()

@@ -26,6 +26,7 @@ def parse_arguments():
     parser.add_argument("--crash-after", type=int, help="kill this process after this many executions")
     parser.add_argument("--samples", type=int, help="how many training images to use (default: all)")
     parser.add_argument("--test-samples", type=int, help="how many test images to use (default: all)")
+    parser.add_argument("--profile", metavar="FOLDER", help="write a report to this folder")
     return parser.parse_args()
 
 
@@ -60,6 +61,8 @@ def make_model(steps_per_execution):
 
 def main():
     args = parse_arguments()
+    if args.profile:
+        ipu.reports.start(args.profile)
     keras.utils.set_random_seed(1)
     mnist = ipu.datasets.mnist(args.samples, args.test_samples)
     x_train, x_test = (x.reshape(len(x), -1) / np.float32(255) for x in (mnist.x_train, mnist.x_test))

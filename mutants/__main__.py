@@ -21,11 +21,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import engine, outside, pipeline, reports
+from . import engine, outside, pipeline, plans, reports
 from .mutant import PACKAGE, Mutant
 
 ROOT = Path(__file__).parent.parent
-ALL: tuple[Mutant, ...] = (*engine.MUTANTS, *pipeline.MUTANTS, *outside.MUTANTS, *reports.MUTANTS)
+ALL: tuple[Mutant, ...] = (*engine.MUTANTS, *pipeline.MUTANTS, *outside.MUTANTS, *reports.MUTANTS, *plans.MUTANTS)
 LEAST_NOTICED = 0.95
 COPIED = ("src", "tests", "examples", "docs", "benchmarks", "pyproject.toml", "README.md", "CHANGELOG.md", "Makefile")
 LIMIT_SECONDS = 300

@@ -127,9 +127,23 @@ LOOP = [
     mutant(
         "moving-statistics-do-not-agree",
         "engine/loop/replica_state.py",
-        "return b + replicas.mean(a - b) if is_float(a) else a",
+        "return b + replicas.mean(change(a, b)) if is_float(a) else a",
         "return a",
         f"{REPLICAS}::test_moving_statistics_are_the_mean_over_replicas",
+    ),
+    mutant(
+        "infinite-weights-become-nan",
+        "engine/loop/arrays.py",
+        "return jnp.where(new == old, jnp.zeros_like(old), new - old)",
+        "return new - old",
+        f"{REPLICAS}::test_infinite_weights_that_are_not_trained_stay_as_they_are",
+    ),
+    mutant(
+        "shared-arrays-are-used-up",
+        "engine/core/model_state.py",
+        "copied = array.copy() if id(array) in seen else array",
+        "copied = array",
+        f"{REPLICAS}::test_arrays_that_two_variables_share_are_not_used_up",
     ),
     mutant(
         "seeds-of-the-tail-advance",
@@ -256,8 +270,8 @@ CORE = [
     mutant(
         "own-apply-is-ignored",
         "engine/core/wrapped_optimizer.py",
-        "        if applies_itself(self):\n            return self._stateless_own",
-        "        if not self.built:\n            return self._stateless_own",
+        "        if applies_itself(self):\n            if not self.built:",
+        "        if False:\n            if not self.built:",
         f"{OWN_APPLY}::test_one_device",
     ),
     mutant(
@@ -270,8 +284,8 @@ CORE = [
     mutant(
         "lost-variables-are-not-noticed",
         "engine/core/wrapped_optimizer.py",
-        "        if lost:",
-        "        if lost < 0:",
+        "    if lost:",
+        "    if lost < 0:",
         f"{OWN_APPLY}::test_mistakes",
     ),
     mutant(
@@ -354,8 +368,8 @@ CORE = [
     mutant(
         "loops-count-once",
         "engine/core/operation_count.py",
-        'turns = int(parameters["length"]) if name == "scan" else 1',
-        "turns = 1",
+        'turns = times * int(equation.params["length"]) if name == "scan" else times',
+        "turns = times",
         "engine/pipeline/partition/test_balance.py::test_turns_of_a_loop_are_counted",
     ),
     mutant(

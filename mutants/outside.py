@@ -23,6 +23,8 @@ HOSTS = "public/test_launch_hosts.py"
 NAMES = "bridge/test_names.py"
 OPERATIONS = "bridge/test_operations.py"
 STEPS = "bridge/test_steps.py"
+MODEL_STEPS = "bridge/test_model_steps.py"
+CHECKPOINTS = "bridge/test_tensorflow_checkpoints.py"
 
 SETTINGS = [
     mutant(
@@ -383,9 +385,23 @@ TENSORFLOW = [
     mutant(
         "both-branches-see-the-first-ones-values",
         "tensorflow/control_flow.py",
-        "            set_state(first)\n            run()\n",
-        "            run()\n",
+        "        set_state(first)\n        run()\n",
+        "        run()\n",
         f"{STEPS}::test_conditions_and_loops_on_values_of_the_program",
+    ),
+    mutant(
+        "a-loss-is-counted-twice",
+        "tensorflow/model_steps.py",
+        "            running.forget()\n",
+        "            pass\n",
+        f"{MODEL_STEPS}::test_a_step_that_updates_the_metric_of_the_loss_decides_about_it",
+    ),
+    mutant(
+        "a-checkpoint-forgets-the-optimizer",
+        "tensorflow/checkpoints.py",
+        'return children if optimizer is None else children | {"optimizer": optimizer}',
+        "return children",
+        f"{CHECKPOINTS}::test_a_compiled_model_is_saved_with_its_optimizer",
     ),
 ]
 

@@ -57,7 +57,7 @@ RUNTIME = [
     mutant(
         "statistics-of-an-incomplete-update-do-not-agree",
         "engine/pipeline/runtime/ticks.py",
-        "value: Array = lax.cond(whole, lambda: new, lambda: old + self.replicas.mean_of_active(new - old, active))",
+        "value: Array = lax.cond(whole, lambda: new, settled)",
         "value: Array = lax.cond(whole, lambda: new, lambda: jnp.where(active, new, old))",
         STATISTICS,
     ),

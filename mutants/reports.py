@@ -7,6 +7,9 @@ from .mutant import Mutant, mutant
 TIMELINE = "engine/facts/test_timeline.py"
 REPORT = "engine/report/test_report.py"
 WAYS = "public/test_reports.py"
+COSTS = "engine/core/test_layer_costs.py"
+SECTIONS = "engine/report/test_cost_sections.py"
+SERVER = "public/test_report_server.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     mutant(
@@ -66,6 +69,27 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{REPORT}::test_names_from_users_are_text",
     ),
     mutant(
+        "a-layer-reads-what-it-has-made",
+        "engine/core/layer_costs.py",
+        "if unit is not None and unit != value.maker:",
+        "if unit is not None:",
+        COSTS,
+    ),
+    mutant(
+        "buffers-stay-until-the-end",
+        "engine/loop/buffers.py",
+        "last[operand] = max(last.get(operand, 0), until)",
+        "last[operand] = clock",
+        "engine/loop/test_buffers.py",
+    ),
+    mutant(
+        "the-peak-is-that-of-one-device",
+        "engine/report/summary.py",
+        "speed = max(counted) * run.peak.devices * timed.steps / timed.seconds",
+        "speed = max(counted) * timed.steps / timed.seconds",
+        SECTIONS,
+    ),
+    mutant(
         "a-failure-is-not-told",
         "engine/facts/calls.py",
         "run.failure = failure or run.failure",
@@ -78,5 +102,19 @@ MUTANTS: tuple[Mutant, ...] = (
         "(change < 0) == a.less_is_better",
         "change > 0",
         f"{WAYS}::test_two_reports_side_by_side",
+    ),
+    mutant(
+        "the-server-gives-out-everything",
+        "cli/serve.py",
+        "if wanted not in (PAGE, JSON, TRACE):",
+        "if False:",
+        f"{SERVER}::test_nothing_else_is",
+    ),
+    mutant(
+        "any-page-may-read-a-report",
+        "cli/serve.py",
+        'not in (HOST, "localhost"):',
+        "in ():",
+        f"{SERVER}::test_pages_from_elsewhere_cannot_read_it_under_a_name_of_their_own",
     ),
 )

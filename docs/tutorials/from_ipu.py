@@ -95,6 +95,8 @@ print(f"Test accuracy: {result['accuracy']:.3f}")
 # | `ipu.distributed.allreduce`, `ipu.distributed.broadcast`, `ipu.distributed.allgather` | same | |
 # | `ipu.dataset_benchmark.dataset_benchmark` | same | Mistakes are raised; the original returns them |
 # | `ipu.utils.reset_ipu_seed` | same | |
+# | `ipu.nn_ops.gelu`, `ipu.math_ops.serialized_matmul`, `ipu.embedding_ops.embedding_lookup`, `ipu.normalization_ops.group_norm`, ... | same | Ordinary arithmetic, on any device ([operations](../operations.md)) |
+# | `ipu.custom_ops.precompiled_user_op`, `ipu.serving`, `ipu.embedded_runtime`, `ipu.f8_ops` | not here | They can be imported. Used, they say what to do instead ([what is not there](../operations.md#what-is-not-there)) |
 #
 # ## What to expect
 #
@@ -104,4 +106,3 @@ print(f"Test accuracy: {result['accuracy']:.3f}")
 #   scaling.
 # - **Batch statistics in pipelines** are right here; the original warns that they are not.
 # - **Three stages** take three devices; the original rounds up to four.
-# - **Custom operations in C++, serving and the embedded runtime** are for Poplar. They have no counterpart.

@@ -18,6 +18,7 @@ def parse_arguments():
     parser.add_argument("--batch-size", type=count, default=16, help="batch size of each replica")
     parser.add_argument("--epochs", type=count, default=150, help="passes of each replica over 50,000 images")
     parser.add_argument("--ipus", type=count, default=2, help="number of replicas")
+    parser.add_argument("--profile", metavar="FOLDER", help="write a report to this folder")
     return parser.parse_args()
 
 
@@ -33,6 +34,8 @@ def model_fn(features, labels, mode):
 
 def main():
     args = parse_arguments()
+    if args.profile:
+        ipu.reports.start(args.profile)
     show_log()
     train, test = load()
     test_steps = execution_steps(test[0], args.batch_size)

@@ -16,6 +16,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description="CIFAR-10 with IPUEstimator")
     parser.add_argument("--batch-size", type=count, default=16, help="batch size for training")
     parser.add_argument("--epochs", type=count, default=150, help="passes over the training images")
+    parser.add_argument("--profile", metavar="FOLDER", help="write a report to this folder")
     return parser.parse_args()
 
 
@@ -30,6 +31,8 @@ def model_fn(features, labels, mode):
 
 def main():
     args = parse_arguments()
+    if args.profile:
+        ipu.reports.start(args.profile)
     show_log()
     train, test = load()
     test_steps = execution_steps(test[0], args.batch_size)

@@ -15,11 +15,14 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description="CIFAR-10 with IPUStrategy")
     parser.add_argument("--batch-size", type=count, default=16, help="batch size for training")
     parser.add_argument("--epochs", type=count, default=150, help="passes over the training images")
+    parser.add_argument("--profile", metavar="FOLDER", help="write a report to this folder")
     return parser.parse_args()
 
 
 def main():
     args = parse_arguments()
+    if args.profile:
+        ipu.reports.start(args.profile)
     (x_train, y_train), (x_test, y_test) = load()
 
     cfg = ipu.config.IPUConfig()

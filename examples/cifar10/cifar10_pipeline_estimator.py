@@ -21,6 +21,7 @@ def parse_arguments():
     parser.add_argument("--ipus", type=count, default=2, help="number of devices: 2 stages times replicas")
     parser.add_argument("--gradient-accumulation-count", type=count, default=8, help="micro-batches of one update")
     parser.add_argument("--model_shard_position", type=count, default=7, help="layers in the first stage, 1 to 17")
+    parser.add_argument("--profile", metavar="FOLDER", help="write a report to this folder")
     args = parser.parse_args()
     if args.ipus < 2 or args.ipus % 2:
         parser.error(f"--ipus is {args.ipus}, but each replica needs 2 devices. Give 2, 4, ...")
@@ -65,6 +66,8 @@ def model_fn(mode, params):
 
 def main():
     args = parse_arguments()
+    if args.profile:
+        ipu.reports.start(args.profile)
     show_log()
     train, test = load()
     accumulated = args.gradient_accumulation_count

@@ -38,7 +38,7 @@ def parse_arguments():
         "--summary-interval", type=positive(int), default=1, help="steps between summaries for TensorBoard"
     )
     parser.add_argument("--model-dir", help="where checkpoints and summaries go")
-    parser.add_argument("--profile", action="store_true", help="write reports about the programs to the model dir")
+    parser.add_argument("--profile", metavar="FOLDER", help="write a report to this folder")
     parser.add_argument("--generated-data", action="store_true", help="random images instead of CIFAR-10")
     args = parser.parse_args()
     if args.test_only and args.train_only:
@@ -102,9 +102,7 @@ class Timer(SessionRunHook):
 def make_estimator(args):
     cfg = ipu.config.IPUConfig()
     cfg.auto_select_ipus = 1
-    ipu_config = ipu.ipu_run_config.IPURunConfig(
-        iterations_per_loop=args.batches_per_step, ipu_options=cfg, compile_summary=args.profile
-    )
+    ipu_config = ipu.ipu_run_config.IPURunConfig(iterations_per_loop=args.batches_per_step, ipu_options=cfg)
     config = ipu.ipu_run_config.RunConfig(
         ipu_run_config=ipu_config,
         model_dir=args.model_dir,
@@ -117,6 +115,8 @@ def make_estimator(args):
 
 def main():
     args = parse_arguments()
+    if args.profile:
+        ipu.reports.start(args.profile)
     logger = logging.getLogger("openipu")
     logger.setLevel(logging.INFO)
     logger.addHandler(logging.StreamHandler())

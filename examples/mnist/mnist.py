@@ -20,6 +20,7 @@ def parse_arguments():
     parser.add_argument("--samples", type=int, help="how many training images to use (default: all)")
     parser.add_argument("--test-samples", type=int, help="how many test images to use (default: all)")
     parser.add_argument("--tf-data", action="store_true", help="feed from a tf.data pipeline")
+    parser.add_argument("--profile", metavar="FOLDER", help="write a report to this folder")
     return parser.parse_args()
 
 
@@ -48,6 +49,8 @@ def create_model():
 
 def main():
     args = parse_arguments()
+    if args.profile:
+        ipu.reports.start(args.profile)
 
     # Pixels from 0 to 1 train better than pixels from 0 to 255.
     mnist = ipu.datasets.mnist(args.samples, args.test_samples)

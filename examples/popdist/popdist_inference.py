@@ -15,10 +15,13 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("--batch-size", type=int, default=32, help="images of one step on one replica (default: 32)")
 parser.add_argument("--images", type=int, help="evaluate the first images only")
 parser.add_argument("--weights", default="popdist.weights.h5", help="the weights that the training has saved")
+parser.add_argument("--profile", metavar="FOLDER", help="write a report to this folder")
 
 
 def main():
     options = parser.parse_args()
+    if options.profile:
+        ipu.reports.start(options.profile)
     configure()
     instance, instances = popdist.getInstanceIndex(), popdist.getNumInstances()
     data = ipu.datasets.cifar10()

@@ -16,6 +16,7 @@ parser.add_argument("--batch-size", type=int, default=32, help="images of one st
 parser.add_argument("--learning-rate", type=float, default=0.01)
 parser.add_argument("--images", type=int, help="train on the first images only")
 parser.add_argument("--weights", default="popdist.weights.h5", help="where instance 0 saves the weights")
+parser.add_argument("--profile", metavar="FOLDER", help="write a report to this folder")
 
 
 def make_model():
@@ -42,6 +43,8 @@ def configure():
 
 def main():
     options = parser.parse_args()
+    if options.profile:
+        ipu.reports.start(options.profile)
     configure()
     instance, instances = popdist.getInstanceIndex(), popdist.getNumInstances()
     data = ipu.datasets.cifar10()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         ipu_strategy,
         keras,
         loops,
+        normalization_ops,
         ops,
         optimizers,
         popdist,
@@ -45,12 +46,23 @@ if TYPE_CHECKING:
     )
     from openipu.ops import (
         all_to_all_op,
+        control_flow_ops,
         cross_replica_ops,
+        custom_ops,
+        embedding_ops,
+        functional_ops,
+        image_ops,
+        internal_ops,
+        math_ops,
+        nn_ops,
         pipelining_ops,
+        rand_ops,
         reduce_scatter_op,
         replication_ops,
+        statistics_ops,
         within_replica_ops,
     )
+    from openipu.ops.functional_ops import outlined_function
     from openipu.reports import report
 
 __version__ = "0.1.0"
@@ -58,14 +70,20 @@ __all__ = [
     "all_to_all_op",
     "callbacks",
     "config",
+    "control_flow_ops",
     "cross_replica_ops",
+    "custom_ops",
     "data",
     "dataset_benchmark",
     "datasets",
     "distributed",
+    "embedding_ops",
     "errors",
     "estimator",
+    "functional_ops",
     "gradient_accumulation",
+    "image_ops",
+    "internal_ops",
     "ipu_compiler",
     "ipu_estimator",
     "ipu_infeed_queue",
@@ -77,29 +95,47 @@ __all__ = [
     "ipu_strategy",
     "keras",
     "loops",
+    "math_ops",
+    "nn_ops",
+    "normalization_ops",
     "ops",
     "optimizers",
+    "outlined_function",
     "pipelining_ops",
     "popdist",
+    "rand_ops",
     "reduce_scatter_op",
     "replication_ops",
     "report",
     "reports",
     "schedules",
     "scopes",
+    "statistics_ops",
     "training",
     "utils",
     "within_replica_ops",
 ]
 _IN_OPS = {
     "all_to_all_op",
+    "control_flow_ops",
     "cross_replica_ops",
+    "custom_ops",
+    "embedding_ops",
+    "functional_ops",
+    "image_ops",
+    "internal_ops",
+    "math_ops",
+    "nn_ops",
     "pipelining_ops",
+    "rand_ops",
     "reduce_scatter_op",
     "replication_ops",
+    "statistics_ops",
     "within_replica_ops",
 }
 """Modules of `openipu.ops` that are also available at the top level, as in the original."""
+_FUNCTIONS = {"outlined_function": "ops.functional_ops", "report": "reports"}
+"""Functions, and the modules that they are in."""
 
 
 def _use_jax_backend() -> None:
@@ -132,11 +168,11 @@ _use_jax_backend()
 
 def __getattr__(name: str) -> Any:
     """Load a public submodule on first use."""
-    if name == "report":
-        return importlib.import_module(f"{__name__}.reports").report
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
     if name in __all__:
         return importlib.import_module(f"{__name__}.ops.{name}" if name in _IN_OPS else f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f"{__name__}._unavailable").unavailable("", name)
 
 
 def __dir__() -> list[str]:

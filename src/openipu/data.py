@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from openipu import _validate as validate
+from openipu._unavailable import unavailable
 
 import numpy as np
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["make_divisible", "pad", "repeat", "trim"]
 
 T = TypeVar("T")
+__path__: list[str] = []  # `ipu.data.ops` of the original can be imported, too
 
 
 def make_divisible(number: int, divisor: int) -> int:
@@ -203,3 +205,7 @@ def _rows(data: tuple[Any, ...]) -> int:
             f"All arrays must have the same number of rows, but {counts}. Cut them to the same length first."
         )
     return next(iter(rows.values()))
+
+
+def __getattr__(name: str) -> Any:
+    return unavailable("data", name)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from openipu import _validate as validate
+from openipu._unavailable import unavailable
 from openipu.config import (
     DeviceConnectionType,
     ExecutionProfileType,
@@ -40,6 +41,7 @@ __all__ = [
     "running_on_ipu_model",
     "select_ipus",
     "set_recomputation_options",
+    "use_synthetic_data_for",
 ]
 
 
@@ -85,6 +87,16 @@ def move_variable_initialization_to_cpu(graph: object | None = None) -> None:
     """Does nothing: variables are always initialised on the host."""
     if graph is not None:
         raise ValueError("There are no graphs here. Call this without arguments, or not at all.")
+
+
+def use_synthetic_data_for(synthetic_data_category: object) -> bool:
+    """False: data always comes from the given dataset.
+
+    Args:
+        synthetic_data_category: What the data is for, such as "infeed".
+    """
+    del synthetic_data_category
+    return False
 
 
 # --- configuration from before `IPUConfig` ----------------------------------------------------------------------------
@@ -150,3 +162,7 @@ def _set(config: object, path: str, value: object) -> None:
     for parent in parents:
         config = getattr(config, parent)
     setattr(config, name, value)
+
+
+def __getattr__(name: str) -> Any:
+    return unavailable("utils", name)

@@ -127,6 +127,11 @@ def steps_of(name: str, *args: float, **kwargs: float) -> list[float]:
         ("AdamOptimizer", (0.1,), {"beta1": 0.8}),
         ("AdagradOptimizer", (0.1,), {}),
         ("AdadeltaOptimizer", (1.0,), {"rho": 0.9}),
+        ("FtrlOptimizer", (0.1,), {}),
+        ("FtrlOptimizer", (0.1,), {"l1_regularization_strength": 0.05, "l2_regularization_strength": 0.2, "beta": 0.3}),
+        ("FtrlOptimizer", (0.1, -0.7), {"l2_shrinkage_regularization_strength": 0.1}),
+        ("RMSPropOptimizer", (0.1,), {}),
+        ("RMSPropOptimizer", (0.1, 0.8, 0.5), {"centered": True, "epsilon": 1e-5}),
     ],
 )
 def test_optimizers_step_as_tensorflows_do(name, args, kwargs):
@@ -144,8 +149,8 @@ def test_optimizers_step_as_tensorflows_do(name, args, kwargs):
 def test_an_optimizer_that_differs_is_refused_with_the_remedy(tmp_path):
     def model_fn(features, labels, mode, params):
         loss = tf.reduce_mean(tf.compat.v1.layers.dense(features, 1)) + tf.reduce_mean(tf.cast(labels, tf.float32))
-        optimizer = tf.compat.v1.train.RMSPropOptimizer(params["rate"])
+        optimizer = tf.compat.v1.train.ProximalAdagradOptimizer(params["rate"])
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=optimizer.minimize(loss))
 
-    with pytest.raises(NotImplementedError, match=r"`RMSPropOptimizer` is not available.*tf\.keras\.optimizers"):
+    with pytest.raises(NotImplementedError, match=r"`ProximalAdagradOptimizer` is not.*tf\.keras\.optimizers"):
         estimator(model_fn, tmp_path).train(input_fn, steps=6)

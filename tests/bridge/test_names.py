@@ -1,5 +1,6 @@
 """Every module and name of OpenIPU under the names that scripts import."""
 
+import functools
 import importlib
 import os
 import subprocess
@@ -11,6 +12,8 @@ import openipu
 import keras
 import numpy as np
 import pytest
+
+from reference_names import EVERY
 
 tf: Any = None  # conftest.py puts TensorFlow here
 ALIASES = {
@@ -30,7 +33,7 @@ ALIASES = {
 
 
 @pytest.mark.parametrize("prefix", ["tensorflow.python.ipu", "tensorflow.ipu"])
-@pytest.mark.parametrize("name", [name for name in openipu.__all__ if name != "report"])  # a function
+@pytest.mark.parametrize("name", [name for name in openipu.__all__ if name not in openipu._FUNCTIONS])
 def test_every_module_is_openipus(prefix, name):
     module = importlib.import_module(f"{prefix}.{name}")
     assert module is getattr(openipu, name)
@@ -39,6 +42,13 @@ def test_every_module_is_openipus(prefix, name):
         namespace: dict[str, object] = {}
         exec(f"from {prefix}.{name} import {public}", namespace)
         assert namespace[public] is getattr(module, public)
+
+
+@pytest.mark.parametrize(("module", "name"), EVERY)
+def test_every_name_of_the_original_can_be_imported(module, name):
+    namespace: dict[str, object] = {}
+    exec(f"from tensorflow.python.ipu{module and f'.{module}'} import {name}", namespace)
+    assert namespace[name] is functools.reduce(getattr, f"{module}.{name}".lstrip(".").split("."), openipu)
 
 
 @pytest.mark.parametrize("alias", ALIASES)
@@ -111,6 +121,20 @@ def test_learning_rates_and_their_decay():
         tf.keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5), decay=0.1)
     with pytest.raises(ValueError, match="not recognized"):
         tf.keras.optimizers.SGD(learning=0.1)
+
+
+def test_an_optimizers_own_apply_gradients_is_called_by_programs():
+    class Doubled(tf.keras.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars, name=None):
+            return super().apply_gradients([(2 * gradient, weight) for gradient, weight in grads_and_vars], name)
+
+    weight = keras.Variable(np.zeros(1, np.float32))
+    for optimizer, step in ((Doubled(0.5), 1.0), (tf.keras.optimizers.SGD(0.5), 0.5)):
+        optimizer.build([weight])
+        (new,), state = optimizer.stateless_apply([v.value for v in optimizer.variables], [np.ones(1)], [weight.value])
+        assert float(new[0]) == -step
+        assert int(state[0]) == 1
+        assert float(weight.value[0]) == 0
 
 
 def test_shapes_names_and_batches():

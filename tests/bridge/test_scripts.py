@@ -42,7 +42,17 @@ def test_a_loop_of_the_scripts_own():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["without_feeds.py", "pipeline.py", "recompilation.py", "reviews.py"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "without_feeds.py",
+        "pipeline.py",
+        "recompilation.py",
+        "reviews.py",
+        "changing_shapes.py",
+        "model_parallelism.py",
+    ],
+)
 def test_scripts_that_check_themselves(script):
     assert run(script)
 
@@ -72,6 +82,63 @@ def test_keras_trains_as_without_the_strategy(small_mnist):
 def test_instances():
     launch = ("launch", "--num-instances", "2", "--num-replicas", "2", sys.executable, "-m", "openipu")
     assert run("instances.py", launch=launch).count("largest error") == 2
+
+
+def shapes(output: str, kind: str) -> set[tuple[int, ...]]:
+    """The shapes that a script prints after a word."""
+    return {tuple(map(int, re.findall(r"\d+", found))) for found in re.findall(rf"{kind} \S+ \((.*)\)", output)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "updates"),
+    [
+        ((), 10),
+        (("--no-pipelining",), 40),
+        (("--no-pipelining", "--use-gradient-accumulation"), 10),
+        (("--no-pipelining", "--use-gradient-accumulation", "--outfeed-pre-accumulated-gradients"), 40),
+    ],
+    ids=["pipelined", "plain", "accumulated", "before accumulation"],
+)
+def test_inspecting_tensors(arguments, updates, small_mnist):
+    options = ("--steps-per-epoch", "40", "--epochs", "2")
+    output = run("inspecting_tensors.py", *options, *arguments, OPENIPU_DATA=small_mnist)
+    assert shapes(output, "activations") == {(40, 32, 128)}
+    assert shapes(output, "results") == {(40, 32, 10)}
+    assert shapes(output, "gradients") == {(updates, 128)}
+    assert output.count("epoch 1: ") == 3
+
+
+@pytest.mark.slow
+def test_recomputation_checkpoints():
+    assert "loss:" in run("recompute_lstm.py", "--seq-len", "64", "--checkpoints", "7")
+    with pytest.raises(AssertionError, match="can't be evenly divided"):
+        run("recompute_lstm.py", "--seq-len", "512", "--checkpoints", "8")
+
+
+@pytest.mark.slow
+def test_a_pipeline_estimator(small_mnist):
+    output = run("pipeline_estimator.py", "--updates", "160", OPENIPU_DATA=small_mnist)
+    assert number(r"accuracy: ([\d.]+)%, after 1280 steps", output) > 70
+
+
+@pytest.mark.slow
+def test_tensorboard(tmp_path, small_mnist):
+    output = run("tensorboard_demo.py", str(tmp_path), "--images", "2048", OPENIPU_DATA=small_mnist)
+    assert "32/32 steps" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("instances", ["1", "2"])
+def test_distributed_training(instances, small_mnist, tmp_path):
+    launch = ("launch", "--num-instances", instances, "--num-replicas", "2", sys.executable, "-m", "openipu")
+    weights = tmp_path / "trained"
+    arguments = ("--images", "4096", "--weights", str(weights))
+    output = run("distributed_mnist.py", *arguments, launch=launch, OPENIPU_DATA=small_mnist)
+    found = {float(accuracy) for accuracy in re.findall(r"of \d: accuracy ([\d.]+)", output)}
+    assert len(found) == 1, "the mean over the instances"
+    assert found.pop() > 0.7
+    assert weights.with_suffix(".weights.h5").exists()
 
 
 @pytest.fixture(scope="module")

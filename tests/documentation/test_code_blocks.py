@@ -33,6 +33,7 @@ BEFORE = {
     "docs/estimators.md": IMAGES + "test_input = lambda: [(x_train[:64], y_train[:64])]\n",
     "docs/feeds.md": BATCHES,
     "docs/layers.md": "config, blocks, x = ipu.config.IPUConfig(), [Dense(4), Dense(4)], keras.Input((4,))\n",
+    "docs/operations.md": "inputs, table = keras.Input((16,)), rng.normal(size=(64, 512)).astype('float32')\n",
     "docs/pipelining.md": IMAGES + "batches = lambda: ((x_train[:8], y_train[:8]) for _ in range(200))\n",
     "docs/replication-ops.md": "",
     "docs/replication.md": "",
@@ -49,7 +50,10 @@ WITHOUT = {
         "# train.py": "it needs `openipu launch`: tests/public/test_several_instances.py",
         "strategy = ipu.distributed": "it needs `openipu launch`: tests/public/test_several_instances.py",
     },
-    "docs/scripts.md": {"@tf.function": "it needs `openipu run`: tests/bridge/test_scripts.py"},
+    "docs/scripts.md": {
+        "@tf.function": "it needs `openipu run`: tests/bridge/test_scripts.py",
+        "class Model(tf.keras.Model)": "it needs `openipu run`: tests/bridge/test_model_steps.py",
+    },
 }
 """Code that cannot be run by itself: how it begins, and why."""
 # Models whose layers are left out in a page get some.

@@ -16,11 +16,6 @@ import prose
 
 by_page = pytest.mark.parametrize("page", prose.PAGES, ids=prose.name)
 NAME = re.compile(r"(?<![\w./-])(?:ipu|openipu)((?:\.[A-Za-z_]\w*)+)(?![\w/-])")
-NOT_HERE = {
-    "docs/scripts.md": {"nn_ops", "custom_ops", "serving"},
-    "docs/migrate.md": {"nn_ops"},
-}
-"""Modules of the original that a page names because OpenIPU does not have them."""
 FILES = {"json"}
 """What follows the dot in names of files."""
 FOR_THE_PROCESS = {"run", "tensorflow"}
@@ -63,8 +58,7 @@ def test_names_exist(page):
     code = [token.content for token in prose.inline(page, "code_inline")]
     code += [block.text for block in prose.blocks(page, "python")]
     for dotted in {match[1] for piece in code for match in NAME.finditer(piece)}:
-        first = dotted.split(".")[1]
-        if first not in NOT_HERE.get(prose.name(page), ()) and first not in FILES:
+        if dotted.split(".")[1] not in FILES:
             resolve(dotted)
 
 

@@ -11,7 +11,6 @@ from migrated import rewritten
 NAMES = {
     "ipu.serving.export_keras(m, 'x')": "model.export",
     "ipu.custom_ops.precompiled_user_op([x])": "keras.ops or JAX",
-    "ipu.outlined_function(f)": "call the function as it is",
     "ipu.utils.set_matmul_options(o)": "ipu.config.IPUConfig",
     "ipu.keras.Sequential([])": "inside of strategy.scope()",
     "ipu.horovod.init()": "PopDistStrategy",

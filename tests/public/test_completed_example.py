@@ -22,9 +22,10 @@ VALUES = {
     "--ipus": ["4"],
     "--schedule": ["Interleaved"],
     "--steps-per-execution": ["8"],
+    "--profile": ["out"],
 }
 COMBINATIONS = [chosen for size in range(len(VALUES) + 1) for chosen in itertools.combinations(VALUES, size)]
-FOR_DEVICES = {"--pipelining", "--gradient-accumulation-count", "--ipus", "--schedule"}
+FOR_DEVICES = {"--pipelining", "--gradient-accumulation-count", "--ipus", "--schedule", "--profile"}
 
 
 @pytest.fixture(scope="module")

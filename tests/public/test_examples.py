@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from openipu import _stand_in_data
+from openipu.engine.report import files
 
 import numpy as np
 import pytest
@@ -51,6 +52,8 @@ COMMANDS = {
 }  # fmt: skip
 PARTS = {f"keras_tutorial/completed_example/{name}.py" for name in ("model", "utils")}
 """Files that examples import."""
+PLAIN = {"mnist/mnist_cpu.py", "keras_tutorial/demo.py"}
+"""Examples in plain Keras, on which there are no reports."""
 INSTANCES = ("popdist/popdist_training.py", "popdist/popdist_inference.py")
 """Examples for `openipu launch`."""
 
@@ -110,11 +113,22 @@ def assert_learned(output: str, arguments: list[str], runs: int = 1) -> None:
         assert float(accuracies[0]) > 0.35
 
 
+def assert_reported(folder: Path) -> None:
+    """A report on the whole program was written: at least a call that trains or evaluates."""
+    report = files.read(folder)
+    assert report.ended
+    assert report.failure is None
+    assert any(run.steps and run.launches for run in report.runs)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_example_learns(name, tmp_path):
-    folder = ["--folder", str(tmp_path)] if name == "resume.py" else []
-    output = example(name, *COMMANDS[name], *folder)
+    folder = ["--folder", str(tmp_path / "run")] if name == "resume.py" else []
+    profile = [] if name in PLAIN else ["--profile", str(tmp_path / "out")]
+    output = example(name, *COMMANDS[name], *folder, *profile)
     assert_learned(output, COMMANDS[name], runs=2 if "demo_pipelining" in name else 1)
+    if profile:
+        assert_reported(tmp_path / "out")
     if name == "pipeline_transformer.py":
         assert "4 stages, balance" in output
     if name == "gradient_accumulation.py":
@@ -201,8 +215,9 @@ slow = pytest.mark.slow
         pytest.param("cifar10/cifar10_pipeline_estimator.py", marks=slow),
     ],
 )
-def test_cifar10(name, small_cifar):
-    output = example(name, *SMALL_CIFAR[name], data=small_cifar)
+def test_cifar10(name, small_cifar, tmp_path):
+    output = example(name, *SMALL_CIFAR[name], "--profile", str(tmp_path), data=small_cifar)
+    assert_reported(tmp_path)
     accuracy = re.search(r"^Validation accuracy: ([\d.]+)%$", output, re.MULTILINE)
     loss = re.search(r"^Validation loss: ([\d.]+)$", output, re.MULTILINE)
     assert accuracy is not None
@@ -215,7 +230,8 @@ def test_cifar10(name, small_cifar):
 def test_estimator_cnn(small_cifar, tmp_path):
     """Odd sizes, reports, event files; then testing the checkpoint alone gives the same, and training goes on."""
     name, folder = "ipu_estimator_cnn/ipu_estimator_cnn.py", str(tmp_path / "model")
-    output = example(name, *ESTIMATOR, "--model-dir", folder, "--profile", data=small_cifar)
+    output = example(name, *ESTIMATOR, "--model-dir", folder, "--profile", str(tmp_path / "out"), data=small_cifar)
+    assert_reported(tmp_path / "out")
     # 2.5 epochs of 320 images in batches of 13 are 61 steps, and then whole executions of 4 with one step more.
     assert "Training on 832 examples" in output
     assert "Evaluating on 52 examples" in output
@@ -223,7 +239,7 @@ def test_estimator_cnn(small_cifar, tmp_path):
     results = re.findall(r"^Test (?:loss: [\d.]+|accuracy: [\d.]+%)$", output, re.MULTILINE)
     assert len(results) == 2
     names = {path.name for path in (tmp_path / "model").iterdir()}
-    assert {"train_report.txt", "eval_report.txt", "checkpoints"} < names
+    assert "checkpoints" in names
     assert any(name.startswith("events.out.tfevents") for name in names)
     again = example(name, *ESTIMATOR, "--model-dir", folder, "--test-only", data=small_cifar)
     assert all(result in again for result in results)
@@ -256,10 +272,13 @@ def test_tf_data_variant():
 @pytest.mark.slow  # test_several_instances.py compares such runs with a single process
 def test_several_instances(tmp_path, small_cifar):
     weights = ["--weights", str(tmp_path / "popdist.weights.h5")]
-    trained = launched_example(INSTANCES[0], "--epochs", "2", *weights, data=small_cifar)
+    profile = ["--profile", str(tmp_path / "out")]
+    trained = launched_example(INSTANCES[0], "--epochs", "2", *weights, *profile, data=small_cifar)
     assert len(re.findall(r"^\[0\] Epoch", trained, re.MULTILINE)) == 2
-    found = launched_example(INSTANCES[1], *weights, data=small_cifar)
+    found = launched_example(INSTANCES[1], *weights, *profile, data=small_cifar)
     assert re.search(r"^\[0\] accuracy: 0\.\d+$", found, re.MULTILINE)
+    assert_reported(tmp_path / "out")
+    assert_reported(tmp_path / "out" / "instance-1")
 
 
 def test_every_example_is_run_and_short():

@@ -42,12 +42,26 @@ def test_an_error_in_one_instance_ends_all() -> None:
         ("differs", "devices is 1 in instance 0, but 2 in instance 1. Give all instances the same one."),
         ("other model", "is float32[16, 64] in instance 0, but float32[16, 65] in instance 1."),
         ("other calls", "All instances must make the same calls in the same order."),
+        pytest.param("other data", "have to be given the same data in the same order", marks=pytest.mark.slow),
+        pytest.param("more data", "The number of batches is 51 in instance 0, but 56 in", marks=pytest.mark.slow),
+        pytest.param(
+            "bad batch", "failed at 'the next batches': ZeroDivisionError: a bad batch", marks=pytest.mark.slow
+        ),
+        pytest.param("leaves", "but instance 1 is at the end of its script", marks=pytest.mark.slow),
     ],
 )
 def test_instances_that_differ(what: str, message: str) -> None:
     done = run(what)
     assert done.returncode == 1
     assert message in done.stderr
+
+
+@pytest.mark.slow
+def test_the_exit_of_one_instance_ends_all() -> None:
+    """It does not wait for the others, which wait for it."""
+    done = run("exits")
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1] == "Error: instance 1 failed with exit code 3"
 
 
 def test_an_instance_that_never_comes() -> None:

@@ -45,12 +45,22 @@ def wait_for(folder: Path, found: Callable[[Report], bool]) -> Report:
     raise AssertionError("there was no such report")
 
 
+def assert_whole(folder: Path, words: str) -> None:
+    """All files of the report are complete, and the page says these words."""
+    files.read(folder)
+    json.loads((folder / files.TRACE).read_text())
+    page = (folder / files.PAGE).read_text()
+    assert page.endswith("</html>")
+    assert words in page
+
+
 def test_an_environment_variable_asks_for_a_report_on_a_script(tmp_path):
     with start("error", OPENIPU_REPORT=str(tmp_path / "out")) as process:
         _, said = process.communicate(timeout=120)
     assert "RuntimeError: no more" in said
     report = files.read(tmp_path / "out")
     assert (report.failure, report.ended) == ("RuntimeError: no more", True)
+    assert_whole(tmp_path / "out", "RuntimeError: no more")
     [run] = report.runs
     assert (run.name, run.failure, run.launches) == ("fit", "RuntimeError: no more", 4)
 
@@ -72,8 +82,7 @@ def test_a_run_that_is_ended_from_outside_leaves_what_was_known(tmp_path, way):
         assert (run.failure, report.ended) == ("KeyboardInterrupt: Ctrl-C was pressed", True)
     else:
         assert (run.ended, report.ended) == (False, False)
-        assert "it was killed" in (tmp_path / "out" / files.PAGE).read_text()
-    assert {path.name for path in (tmp_path / "out").iterdir()} >= {files.JSON, files.PAGE, files.TRACE}
+    assert_whole(tmp_path / "out", "Ctrl-C was pressed" if way == signal.SIGINT else "it was killed")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import pytest
 
+import instance_callbacks
 import instance_estimators
 import instance_programs
 import instances
@@ -58,6 +59,8 @@ def test_equals_one_process(count: int, devices: int, cases: tuple[str, ...], tm
     shown = launch(tmp_path, count, devices, "auto", *cases)
     assert {path.name for path in tmp_path.glob("*.csv")} == {f"{case}-0.csv" for case in cases}
     assert sum("Epoch 1/3" in line for line in shown.splitlines()) == len(cases), "one instance shows the progress"
+    cached = [int(line.split()[-1]) for line in shown.splitlines() if line.startswith("[1] programs from the cache:")]
+    assert cached[0] > 0, "the others read what instance 0 has compiled"
     launch(tmp_path, 1, 4, "one", *cases)
     for case in cases:
         for instance in range(count):
@@ -70,9 +73,27 @@ def test_instances_with_data_of_their_own(tmp_path: Path) -> None:
     first, second = (results(tmp_path, "plain", "off", i) for i in range(2))
     assert first["history count"].tolist()[:2] == [sum(instances.SIZES)] * 2
     assert first["evaluated count"] == sum(instances.SIZES)
+    assert first["few"].tolist() == [2 * rows for rows in instances.FEW]
     assert (len(first["outputs"]), len(second["outputs"])) == instances.SIZES
     del first["outputs"], second["outputs"]
     assert_same(first, second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", ["auto", "off"])
+def test_callbacks_that_act_in_one_instance(shard: str, tmp_path: Path) -> None:
+    """Those that read change nothing, also if the instances have a part of the state each. If one stops, all stop."""
+    cases = ("plain", "sharded", "pipeline") if shard == "auto" else ("plain", "sharded")
+    launch(tmp_path, 2, 1, shard, *cases, script=instance_callbacks)
+    for case in cases:
+        first, second = (results(tmp_path, case, shard, i) for i in range(2))
+        own = shard == "off" and (first.pop("predicted"), second.pop("predicted"))
+        assert not own or own[0] > own[1]
+        assert_same(first, second)
+        assert first["epochs"] == 1
+        for name in first:
+            if name.startswith("plain"):
+                np.testing.assert_array_equal(first[name], first[name.replace("plain", "watched")], name)
 
 
 BY_REPLICA = {"x": 1, "total": 1, "latest": 0, "loss by step": 1}

@@ -7,6 +7,7 @@ import hashlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 if sys.argv[1:] == ["never comes"] and os.environ["OPENIPU_INSTANCE"] == "1":
@@ -40,17 +41,28 @@ class Begun(keras.callbacks.Callback):
             raise ZeroDivisionError("on purpose")
 
 
-def train(folder: str | None, fails: bool = False, epochs: int = 60, width: int = 64) -> None:
+def data(rows: int = 403, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.random((rows, 16), np.float32), rng.integers(0, 4, rows)
+
+
+def batches(fails: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for number in range(40):
+        if fails and number == 30:
+            raise ZeroDivisionError("a bad batch")
+        yield data(8)
+
+
+def train(folder: str | None, fails: bool = False, epochs: int = 60, width: int = 64, source: Any = None) -> None:
     keras.utils.set_random_seed(5)
-    rng = np.random.default_rng(0)
-    x, y = rng.random((403, 16), np.float32), rng.integers(0, 4, 403)
+    x, y, batch = (*(source or data()), 8) if source is None or isinstance(source, tuple) else (source, None, None)
     with strategy().scope():
         model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(width, "relu"), keras.layers.Dropout(0.2)])
         model.add(keras.layers.Dense(4))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("adam", loss, metrics=["accuracy"], steps_per_execution=10)
     saved = [ipu.callbacks.Checkpoint(folder, keep=2, max_share=1)] if folder else []
-    history = model.fit(x, y, batch_size=8, epochs=epochs, verbose=0, callbacks=[*saved, Begun(fails)])
+    history = model.fit(x, y, batch, epochs=epochs, verbose=0, callbacks=[*saved, Begun(fails)])
     digest = hashlib.sha256(repr(history.history).encode())
     for variable in [*model.weights, *model.optimizer.variables]:
         digest.update(np.ascontiguousarray(variable.value).tobytes())
@@ -69,6 +81,21 @@ def main(what: str, folder: str | None = None, epochs: str = "60") -> None:
     elif what == "other calls":
         popdist_ops = ipu.distributed
         popdist_ops.allreduce(np.ones(2)) if last else popdist_ops.broadcast(np.ones(2))
+    elif what == "other data":
+        train(None, source=data(seed=int(last)))
+    elif what == "more data":
+        train(None, source=data(403 + 40 * last))
+    elif what == "bad batch":
+        train(None, source=batches(last))
+    elif what == "exits":
+        train(None, epochs=1)
+        if last:
+            sys.exit(3)
+        train(None, epochs=1)
+    elif what == "leaves":
+        train(None, epochs=1)
+        if not last:
+            train(None, epochs=1)
     else:
         train(folder, epochs=int(epochs))
 

@@ -12,13 +12,16 @@ from typing import Any
 
 import openipu as ipu
 from openipu import popdist
+from openipu.engine.devices import program_cache
 
 import keras
 import numpy as np
 
 BATCH, FEATURES = 4, 8
-SIZES = (61, 42)
+SIZES = (42, 61)
 """Rows of each of two instances that have data of their own."""
+FEW = (BATCH, 3 * BATCH)
+"""Rows that are not enough for all replicas in each step."""
 
 
 def strategy(shard: str) -> ipu.ipu_strategy.IPUStrategy:
@@ -81,9 +84,11 @@ def train(case: str, shard: str, folder: Path) -> dict[str, Any]:
     history = model.fit(x, y, BATCH, epochs=3, verbose=2, validation_data=(x[:30], y[:30]), callbacks=callbacks).history
     evaluated = model.evaluate(x, y, BATCH, verbose=0, return_dict=True)
     outputs = model.predict(x, BATCH, verbose=0)
+    few = [model.evaluate(x[:n], y[:n], BATCH, verbose=0, return_dict=True)["count"] for n in FEW]
     values = {f"history {name}": np.asarray(row) for name, row in history.items()}
     values |= {f"evaluated {name}": np.asarray(value) for name, value in evaluated.items()}
-    return values | {"outputs": outputs} | {f"weight {i}": w for i, w in enumerate(model.get_weights())}
+    weights = {f"weight {i}": w for i, w in enumerate(model.get_weights())}
+    return values | {"outputs": outputs, "few": np.array(few)} | weights
 
 
 class StopsAlone(keras.callbacks.Callback):
@@ -106,6 +111,7 @@ def main(folder: str, devices: int, shard: str, *cases: str) -> None:
     for case in cases:
         values = train(case, shard, Path(folder))
         np.savez(Path(folder) / f"{case}-{shard}-{popdist.getInstanceIndex()}.npz", **values)
+    print("programs from the cache:", program_cache.hits())
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ def parse_arguments():
     parser.add_argument("--steps-per-execution", type=int, help="default: one epoch")
     parser.add_argument("--samples", type=int, help="how many training images to use (default: all)")
     parser.add_argument("--test-samples", type=int, help="how many test images to use (default: all)")
+    parser.add_argument("--profile", metavar="FOLDER", help="write a report to this folder")
     return parser.parse_args()
 
 
@@ -49,6 +50,8 @@ def model_fn():
 
 def main():
     args = parse_arguments()
+    if args.profile:
+        ipu.reports.start(args.profile)
     (x_train, y_train), (x_test, y_test) = prepare_data(args)
 
     cfg = ipu.config.IPUConfig()

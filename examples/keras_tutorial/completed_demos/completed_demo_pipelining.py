@@ -27,6 +27,7 @@ def parse_arguments():
     parser.add_argument("--steps-per-execution", type=int, help="default: one epoch")
     parser.add_argument("--samples", type=int, help="how many training images to use (default: all)")
     parser.add_argument("--test-samples", type=int, help="how many test images to use (default: all)")
+    parser.add_argument("--profile", metavar="FOLDER", help="write a report to this folder")
     return parser.parse_args()
 
 
@@ -99,6 +100,8 @@ def train(mnist, args, num_ipus):
 
 def main():
     args = parse_arguments()
+    if args.profile:
+        ipu.reports.start(args.profile)
     mnist = ipu.datasets.mnist(args.samples, args.test_samples)
     for num_ipus in args.ipus:  # Changed
         print(f"\n{num_ipus} devices: {NUM_STAGES} stages x {num_ipus // NUM_STAGES} replica(s)")

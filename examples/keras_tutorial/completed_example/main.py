@@ -53,6 +53,8 @@ def main(argv=None, callbacks=()):
             model = keras.Model(*model_fn())
             result = train_and_test(model, args, callbacks)
     else:
+        if args.profile:
+            ipu.reports.start(args.profile)
         stages = f"{NUM_STAGES} pipeline stages ({args.schedule}) x " if args.pipelining else ""
         print(f"{args.ipus} device(s): {stages}{args.replicas} replica(s)")
         print(f"Each update is made from {args.replicas * args.accumulate} batch(es) of {args.batch_size} images")

@@ -51,6 +51,7 @@ def parse_arguments(argv=None):
     )
     parser.add_argument("--samples", type=count, metavar="N", help="how many training images to use (default: all)")
     parser.add_argument("--test-samples", type=count, metavar="N", help="how many test images to use (default: all)")
+    parser.add_argument("--profile", metavar="FOLDER", help="write a report to this folder")
     args = parser.parse_args(argv)
     try:
         check(args)
@@ -73,6 +74,7 @@ def check(args):
         ("--ipus", args.ipus),
         ("--gradient-accumulation-count", args.accumulate),
         ("--schedule", args.schedule),
+        ("--profile", args.profile),
     ):
         if given and not args.use_ipu:
             raise ValueError(f"{option} is for devices, but without --use-ipu this is plain Keras. Add --use-ipu.")

@@ -154,13 +154,86 @@ def show_report(
     other: Annotated[
         Path | None, typer.Argument(metavar="[FOLDER]", help="Another one, to compare with.", show_default=False)
     ] = None,
+    in_browser: Annotated[
+        bool, typer.Option("--open", help="Show the page in a browser, from a server that only this machine can reach.")
+    ] = False,
 ) -> None:
-    """Show the summary of a report, or compare two of them."""
-    from .report import compare, show
+    """Show the summary of a report, or compare two of them.
+
+    Examples:
+
+    openipu report out
+
+    openipu report --open out
+
+    openipu report before after
+    """
+    from . import report, serve
     from .terminal import fail
 
     try:
-        show(folder) if other is None else compare(folder, other)
+        if in_browser and other is not None:
+            raise ValueError("--open shows one report, but two folders were given. Give one, or leave out --open.")
+        if in_browser:
+            serve.show(folder)
+        elif other is None:
+            report.show(folder)
+        else:
+            report.compare(folder, other)
+    except (ValueError, OSError) as error:
+        fail(error, 2)
+
+
+@app.command("plan", no_args_is_help=True)
+def plan_splits(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", exists=True, dir_okay=False, help="A Python file.")],
+    devices: Annotated[int, typer.Option(min=1, max=4096, metavar="N", help="Devices to plan for.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGUMENT...]", help="Arguments of the script.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory of one device: 80GiB.", show_default="no limit")
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(metavar="RATE", help="What a device can send: 50GB/s.", show_default="transfers take no time"),
+    ] = None,
+    speed: Annotated[
+        str | None,
+        typer.Option(metavar="RATE", help="Speed of one device: 300TFLOP/s.", show_default="measured here"),
+    ] = None,
+    stages: Annotated[int | None, typer.Option(min=1, metavar="N", help="Stages.", show_default="any")] = None,
+    schedule: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Grouped, OneFOneB, GPipe, ...", show_default="the best")
+    ] = None,
+    effective_batch: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Samples in an update.", show_default="as in the script")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Draw the plan: a page (.html) or .svg.")
+    ] = None,
+) -> None:
+    """Find the best replicas x stages x accumulation for a script on devices that need not be there.
+
+    The script runs up to its first `fit`. Nothing is trained.
+
+    Example:
+
+    openipu plan train.py --devices 64 --memory 80GiB --link 50GB/s --speed 300TFLOP/s
+    """
+    from .terminal import fail, make_console
+
+    console = make_console()
+    with console.status("Loading Keras and JAX ..."):
+        from .plan import Options, ScriptError, run
+    options = Options(
+        script, tuple(arguments or ()), devices, memory, link, speed, stages, schedule, effective_batch, output
+    )
+    try:
+        run(options, console)
+    except ScriptError as error:  # Python's own words for it, as without this command
+        traceback.print_exception(error.__cause__)
+        raise typer.Exit(1) from error
     except (ValueError, OSError) as error:
         fail(error, 2)
 

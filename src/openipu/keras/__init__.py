@@ -1,5 +1,8 @@
 """Extensions of Keras models that are created inside `IPUStrategy.scope()`; layers and optimizers for any model."""
 
+from typing import Any
+
+from openipu._unavailable import unavailable
 from openipu.engine.core.options import MetricReduction as ReplicatedMetricReductionMethod
 
 from . import layers, optimizers
@@ -25,3 +28,7 @@ __all__ = [
     "layers",
     "optimizers",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return unavailable("keras", name)

@@ -9,9 +9,10 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from openipu import _validate as validate
+from openipu._unavailable import Unavailable
 from openipu.engine.core.accumulation import Accumulation, Reduction, check_divided, dtype_option
 from openipu.engine.core.model_state import variables_of
 from openipu.engine.core.options import MetricReduction, Options
@@ -227,6 +228,10 @@ class ModelExtension(PipeliningExtension):
         weights = variables_of(self, "predict").trainable
         options = dataclasses.replace(options, stages=saved_stages(self, options.stages)).of_weights(weights)
         pathlib.Path(dir_path, OPTIONS_FILE).write_text(options.to_json())
+
+    def export_for_ipu_serving(self, *_args: object, **_kwargs: object) -> NoReturn:
+        """Raise an error that says what to do: nothing is exported for IPUs."""
+        raise Unavailable("keras.Model.export_for_ipu_serving").error()
 
     def load_assets(self, dir_path: str) -> None:
         """Read what `save_assets` wrote. A model that plain Keras saved has no such file."""

@@ -151,14 +151,6 @@ _KERAS_BACKEND: Final[dict[str, Op]] = {
     "transpose": _op("transpose", "x"),
     "zeros_like": _op("zeros_like", "x dtype"),
 }
-_IPU: Final[dict[str, Op]] = {
-    "nn_ops.gelu": _op("gelu", "x approximate"),
-    "nn_ops.softmax": _op("softmax", "x", dropped="stable"),
-    "nn_ops.swish": _op("silu", "x"),
-    "embedding_ops.embedding_lookup": _op(
-        "take", "params:x ids:indices", dropped="serialization_factor indices_are_sorted", added="axis=0"
-    ),
-}
 _DTYPES: Final = re.compile(r"tensorflow\.(?:dtypes\.)?(bool|bfloat16|half|float(?:16|32|64)|u?int(?:8|16|32|64))$")
 _BETWEEN: Final = ("compat.v1.", "math.", "linalg.", "dtypes.")
 
@@ -171,13 +163,9 @@ def tensorflow_op(name: str) -> Op | None:
     return TENSORFLOW.get(short) if name.startswith("tensorflow.") else None
 
 
-def other_op(name: str) -> Op | None:
-    """The operation of `keras.backend` or of the IPU's operations, by the name that it would have here."""
-    if name.startswith("keras.backend."):
-        return _KERAS_BACKEND.get(name.removeprefix("keras.backend."))
-    if name.startswith("openipu."):
-        return _IPU.get(name.removeprefix("openipu.").removeprefix("ops."))
-    return None
+def backend_op(name: str) -> Op | None:
+    """The operation of `keras.backend`, by its full name."""
+    return _KERAS_BACKEND.get(name.removeprefix("keras.backend.")) if name.startswith("keras.backend.") else None
 
 
 def dtype(name: str) -> str | None:

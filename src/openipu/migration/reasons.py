@@ -11,7 +11,6 @@ _WITHOUT_SUCCESSOR: Final = {
     r"openipu\.(?:ops\.)?(?:embedded_runtime|application_compile_op)\b": (
         "executables for IPUs cannot be made or run here; use model.export"
     ),
-    r"openipu\.outlined_function$": "it only saves code on an IPU; call the function as it is",
     r"openipu\.utils\.": "it configured old SDKs; set the option of ipu.config.IPUConfig (docs/config.md)",
     r"openipu\.keras\.(?:Pipeline)?(?:Model|Sequential)$": (
         "use the class of keras inside of strategy.scope(), with set_pipelining_options or "

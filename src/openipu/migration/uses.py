@@ -84,7 +84,7 @@ class _Judge:
         region = self.regions.at(use.node)
         here = moved(use.name)
         verdict = new_name(use.name)
-        if (op := ops.other_op(here)) and region is not Region.DATA and verdict is not None and verdict.reason:
+        if (op := ops.backend_op(here)) and region is not Region.DATA and verdict is not None and verdict.reason:
             return self.op(use, op)
         if verdict is not None:
             return self.known(use, verdict)

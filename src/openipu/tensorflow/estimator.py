@@ -6,7 +6,7 @@ traced; outside, TensorFlow's own are used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final
 
@@ -72,18 +72,63 @@ def _adadelta(
     return keras.optimizers.Adadelta(_rate(learning_rate), rho, epsilon)
 
 
+class RMSProp(keras.optimizers.RMSprop):
+    """RMSprop as in TensorFlow 1: the moving average of the squares starts at one."""
+
+    def add_optimizer_variables(
+        self, trainable_variables: Sequence[keras.Variable], name: str, initializer: str = "zeros"
+    ) -> Any:
+        """Add a variable for each weight."""
+        first = "ones" if name == "velocity" else initializer
+        return super().add_optimizer_variables(trainable_variables, name, first)
+
+
+def _rmsprop(
+    learning_rate: float,
+    decay: float = 0.9,
+    momentum: float = 0.0,
+    epsilon: float = 1e-10,
+    use_locking: bool = False,
+    centered: bool = False,
+    name: str = "RMSProp",
+) -> Any:
+    del use_locking, name
+    return RMSProp(_rate(learning_rate), decay, momentum, epsilon, centered)
+
+
+def _ftrl(
+    learning_rate: float,
+    learning_rate_power: float = -0.5,
+    initial_accumulator_value: float = 0.1,
+    l1_regularization_strength: float = 0.0,
+    l2_regularization_strength: float = 0.0,
+    use_locking: bool = False,
+    name: str = "Ftrl",
+    accum_name: str | None = None,
+    linear_name: str | None = None,
+    l2_shrinkage_regularization_strength: float = 0.0,
+    beta: float | None = None,
+) -> Any:
+    del use_locking, name, accum_name, linear_name
+    return keras.optimizers.Ftrl(
+        _rate(learning_rate), learning_rate_power, initial_accumulator_value, l1_regularization_strength,
+        l2_regularization_strength, l2_shrinkage_regularization_strength, beta or 0.0,
+    )  # fmt: skip
+
+
 OPTIMIZERS: Final[dict[str, Callable[..., Any]]] = {
     "AdadeltaOptimizer": _adadelta,
     "AdagradOptimizer": _adagrad,
     "AdamOptimizer": _adam,
+    "FtrlOptimizer": _ftrl,
     "GradientDescentOptimizer": _descent,
     "MomentumOptimizer": _momentum,
+    "RMSPropOptimizer": _rmsprop,
 }
 OTHER_OPTIMIZERS: Final = (
-    "AdagradDAOptimizer", "FtrlOptimizer", "ProximalAdagradOptimizer", "ProximalGradientDescentOptimizer",
-    "RMSPropOptimizer", "SyncReplicasOptimizer",
+    "AdagradDAOptimizer", "ProximalAdagradOptimizer", "ProximalGradientDescentOptimizer", "SyncReplicasOptimizer",
 )  # fmt: skip
-"""Optimizers that Keras does not have, or that start from other values there."""
+"""Optimizers that Keras does not have."""
 
 
 def _rate(rate: Any) -> Any:

@@ -20,8 +20,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from .control_flow import converted
 from .replacements import Replacements
-from .values import any_foreign, where
+from .values import any_foreign, being_traced, where
 
 _local = threading.local()
 
@@ -49,11 +50,10 @@ def _call(original: Callable[..., Any]) -> Callable[..., Any]:
         if not foreign or not tf.executing_eagerly():
             return original(self, *args, **kwargs)
         python = self.python_function
+        if being_traced() and getattr(self, "_autograph", True):
+            python = converted(python)
         if current() is None:  # in a layer of a model that is trained, or on results of programs
             return python(*args, **kwargs)
-        if getattr(self, "_autograph", True):
-            convert, context = tf.__internal__.autograph.tf_convert, tf.__internal__.autograph.control_status_ctx()
-            python = convert(python, context, user_requested=True)
         with _named(getattr(self, "__name__", "function")):
             return resolved(lambda: python(*args, **kwargs))
 

@@ -5,23 +5,26 @@
 - `Input(shape=(80))`: a number in place of a tuple.
 - `layer.add_weight("kernel", shape=...)`: the name as the first argument.
 - `variable.name` in a script's own code: "dense/kernel:0".
-- `model.save_weights("folder/name")`: a name without an ending, which gets the one that Keras 3 asks for.
+- `Embedding(input_length=80)`: the shape of the input, if it is the first layer.
 - `model.fit_generator` and its relatives.
+- an optimizer whose class has an `apply_gradients` of its own, which `fit` calls, and the name of such an operation.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from openipu.engine.core.wrapped_optimizer import stateless_own
+from openipu.engine.keras_compat.api import optimized_variables
+from openipu.engine.types import Array
 
 import keras
 
 from .replacements import Replacements
-
-LIBRARIES: Final = frozenset({"keras", "openipu", "jax", "jaxlib", "orbax", "tensorflow", "keras_hub"})
-"""Packages that use the names of Keras 3 for variables. All other code sees those of Keras 2."""
+from .values import LIBRARIES
 
 
 def install(replacements: Replacements) -> None:
@@ -33,8 +36,10 @@ def install(replacements: Replacements) -> None:
     replacements.put(keras.layers.Layer, "add_weight", _with_name_first(keras.layers.Layer.add_weight))
     variable = _owner(keras.Variable, "name")
     replacements.put(variable, "name", _names_by_reader(vars(variable)["name"]))
-    for name in ("save_weights", "load_weights"):
-        replacements.put(keras.Model, name, _with_any_file(getattr(keras.Model, name)))
+    replacements.put(base, "apply_gradients", _with_name(base.apply_gradients))
+    replacements.put(base, "stateless_apply", _with_own_updates(base.stateless_apply))
+    embedding = keras.layers.Embedding
+    replacements.put(embedding, "__init__", _with_length(embedding.__init__))
     for kind in ("fit", "evaluate", "predict"):
         replacements.put(keras.Model, f"{kind}_generator", _of_generator(kind))
 
@@ -70,6 +75,35 @@ def _set_rate(optimizer: keras.optimizers.Optimizer, rate: Any) -> None:
     optimizer.learning_rate = rate
 
 
+def _with_name(original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply_gradients(
+        self: keras.optimizers.Optimizer,
+        grads_and_vars: Iterable[tuple[Array, keras.Variable]],
+        name: str | None = None,  # noqa: ARG001 - operations have no names here
+    ) -> Any:
+        return original(self, grads_and_vars)
+
+    return apply_gradients
+
+
+def _with_own_updates(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras 3 calls `apply`, whatever a class does in `apply_gradients`."""
+
+    def stateless_apply(
+        self: keras.optimizers.Optimizer,
+        optimizer_variables: Sequence[Array],
+        grads: Sequence[Array],
+        trainable_variables: Sequence[Array],
+    ) -> Any:
+        owner = _owner(type(self), "apply_gradients").__module__.partition(".")[0]
+        if owner in LIBRARIES or not self.built:
+            return original(self, optimizer_variables, grads, trainable_variables)
+        weights = optimized_variables(self)
+        return stateless_own(self, weights, optimizer_variables, list(grads), trainable_variables)
+
+    return stateless_apply
+
+
 def _with_any_shape(original: Callable[..., None]) -> Callable[..., None]:
     # The arguments are spelled out as far as needed, because Keras inspects them.
     def init(self: keras.layers.InputLayer, shape: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -100,14 +134,16 @@ def _names_by_reader(original: property) -> property:
     return property(name)
 
 
-def _with_any_file(original: Callable[..., Any]) -> Callable[..., Any]:
-    def method(self: keras.Model, filepath: str | Path, *args: Any, **kwargs: Any) -> Any:
-        if not Path(filepath).suffix:
-            filepath = f"{filepath}.weights.h5"
-        return original(self, filepath, *args, **kwargs)
+def _with_length(original: Callable[..., None]) -> Callable[..., None]:
+    def init(self: keras.layers.Embedding, *args: Any, input_length: int | None = None, **kwargs: Any) -> None:
+        if input_length is None:
+            original(self, *args, **kwargs)
+            return
+        with warnings.catch_warnings():  # Keras would rather have an `Input`
+            warnings.filterwarnings("ignore", message="Do not pass an `input_shape`")
+            original(self, *args, input_shape=(input_length,), **kwargs)
 
-    method.__doc__ = original.__doc__
-    return method
+    return init
 
 
 def _of_generator(kind: str) -> Callable[..., Any]:

@@ -27,9 +27,26 @@ def install() -> None:
         replacements = Replacements()
         names.install(replacements)
         # Here, because they load TensorFlow.
-        from . import bridge, control_flow, datasets, estimator, functions, gradient_tape, idioms, values
+        from . import (
+            bridge,
+            checkpoints,
+            control_flow,
+            control_functions,
+            converted_calls,
+            datasets,
+            estimator,
+            functions,
+            gradient_tape,
+            idioms,
+            model_steps,
+            shapes,
+            values,
+        )
 
-        for part in (idioms, datasets, values, bridge, gradient_tape, control_flow, functions, estimator):
+        for part in (
+            idioms, datasets, values, shapes, bridge, gradient_tape, control_flow, control_functions, functions,
+            converted_calls, model_steps, checkpoints, estimator,
+        ):  # fmt: skip
             part.install(replacements)
         _replacements = replacements
 

@@ -74,14 +74,16 @@ class Finder(importlib.abc.MetaPathFinder):
 
 def _module(asked: str, name: str) -> ModuleType:
     """The module that has a name of the original."""
-    parent, _, last = name.rpartition(".")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
-    found = getattr(importlib.import_module(parent), last, None)
-    if isinstance(found, ModuleType):  # `openipu.pipelining_ops` is a module of `openipu.ops`
+    top, *rest = name.split(".")
+    found: object = importlib.import_module(top)
+    for last in rest:  # `openipu.pipelining_ops` is a module of `openipu.ops`, and some modules have no file
+        found = getattr(found, last, None)
+    if isinstance(found, ModuleType):
         return found
     raise ModuleNotFoundError(
         f"`{asked}` is not available: OpenIPU has no `{name}`. The page docs/scripts.md says what scripts can use.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from openipu import _validate as validate
-from openipu.engine.program.program_trace import current
+from openipu.engine.program.random_numbers import program_seeds
 from openipu.engine.types import Tree
 
 import jax
@@ -16,8 +16,6 @@ from jax import nn
 
 from .native import Axis, DType, Shape, Tensor, dims, native, short
 from .values import where
-
-_seeds: list[keras.random.SeedGenerator] = []
 
 
 @native("softmax")
@@ -151,16 +149,14 @@ def _spatial(sizes: int | Sequence[int], data_format: str) -> tuple[int, int]:
 
 
 def _seed() -> keras.random.SeedGenerator:
-    """The generator of programs. It is a variable, so every launch goes on where the last one stopped."""
-    if current() is None:
+    seeds = program_seeds()
+    if seeds is None:
         raise NotImplementedError(
-            f"Random numbers of `tf.random` are drawn in a layer or a loss ({where()}), where they would be the same "
-            "in every step. Make `self.seeds = keras.random.SeedGenerator()` in `__init__`, and use "
+            f"Random numbers of `tf.random` are drawn in a layer, a loss or a model's own step ({where()}), where they "
+            "would be the same in every step. Make `self.seeds = keras.random.SeedGenerator()` in `__init__`, and use "
             "`keras.random.normal(shape, seed=self.seeds)` or one of its relatives."
         )
-    if not _seeds:
-        _seeds.append(keras.random.SeedGenerator())
-    return _seeds[0]
+    return seeds
 
 
 @native("random.normal", "random_normal")

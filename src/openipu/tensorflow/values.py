@@ -22,7 +22,13 @@ _OPERATORS: Final = (
     "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lt", "le", "gt", "ge", "eq", "ne", "and",
     "or", "xor",
 )  # fmt: skip
-LIBRARIES: Final = ("openipu", "tensorflow", "keras", "jax", "importlib", "contextlib", "functools", "inspect")
+LIBRARIES: Final = frozenset(
+    {
+        "openipu", "tensorflow", "keras", "keras_hub", "jax", "jaxlib", "numpy", "optree", "orbax", "importlib",
+        "contextlib", "functools", "inspect",
+    }
+)  # fmt: skip
+"""Packages that are not a script's own code."""
 PLAIN: Final = frozenset({int, float, bool, str, type(None), np.ndarray, tf.DType, type(tf.constant(0))})
 """Types of values that are never foreign, for a quick answer."""
 _IDLE = traced_program()
@@ -106,10 +112,12 @@ def install(replacements: Replacements) -> None:
     for name in _OPERATORS:
         method = f"__{name}__"
         replacements.put(tf.Tensor, method, _deferring(getattr(tf.Tensor, method)))
-    # Found by name: to make an array would start the devices, before a script has configured them.
-    for kind in jax.Array.__subclasses__():
-        if kind.__name__ == "ArrayImpl":
-            replacements.put(kind, "numpy", lambda array: np.asarray(array))  # noqa: PLW0108 - binds self
+    replacements.put(array_class(), "numpy", lambda array: np.asarray(array))  # noqa: PLW0108 - binds self
+
+
+def array_class() -> type:
+    """The class of arrays. Found by name: to make an array would start the devices, before a script configures them."""
+    return next(kind for kind in jax.Array.__subclasses__() if kind.__name__ == "ArrayImpl")
 
 
 def _as_array(tensor: tf.Tensor) -> jax.Array:

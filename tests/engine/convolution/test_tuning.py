@@ -6,6 +6,7 @@ from typing import Any
 
 from openipu.engine.convolution import counted, rewrite
 from openipu.engine.convolution.tuning import MANY, Replaced
+from openipu.engine.facts.costs import Rewritten
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +45,21 @@ def test_nothing_is_counted_outside() -> None:
 
 
 def test_only_many_convolutions_on_a_gpu_are_compiled_without_triton() -> None:
-    assert Replaced(MANY).compiler_options("gpu") == {"xla_gpu_enable_triton_gemm": "False"}
-    assert Replaced(MANY - 1).compiler_options("gpu") == {}
-    assert Replaced(MANY).compiler_options("cpu") == {}
+    one = Rewritten("c", "forward", "", "gather")
+    assert Replaced([one] * MANY).compiler_options("gpu") == {"xla_gpu_enable_triton_gemm": "False"}
+    assert Replaced([one] * (MANY - 1)).compiler_options("gpu") == {}
+    assert Replaced([one] * MANY).compiler_options("cpu") == {}
+
+
+def test_what_was_replaced_is_known_by_layer_part_and_form() -> None:
+    def loss(kernel: Any, x: Any) -> Any:
+        with jax.named_scope("first"):
+            y = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return (y * y).sum()
+
+    with counted() as found:
+        jax.make_jaxpr(rewrite(jax.grad(loss), "cpu"))(jnp.ones((3, 3, 32, 32)), jnp.ones((2, 8, 8, 32)))
+    forward, backward = found.convolutions
+    shapes = "float32[2,8,8,32] x float32[3,3,32,32]"
+    assert forward == Rewritten("first", "forward", shapes, "winograd, tiles of 6")
+    assert (backward.layer, backward.part) == ("first", "backward")

@@ -377,7 +377,7 @@ def test_operations_are_counted_without_outfeeds(queue: Any) -> None:
         for outfeed in (queue, other):
             outfeed.dequeue()
         for program in model.train_function.loop.programs.values():
-            assert program.operations() > 0
+            assert program.operations().operations > 0
 
 
 def test_inside_a_loop_of_jax(queue: Any) -> None:

@@ -183,3 +183,35 @@ def test_an_optimizer_with_an_own_apply_sees_reduced_gradients() -> None:
         model.compile(Signs(0.01), "mse", steps_per_execution=steps)
         model.fit(x, y, batch_size=batch, verbose=0, shuffle=False)
     replication.assert_close(models[1].get_weights(), models[0].get_weights())
+
+
+def test_stateful_layers_need_one_replica() -> None:
+    def recurrent() -> keras.Model:
+        return keras.Sequential([keras.Input(batch_shape=(4, 3, 2)), layers.LSTM(3, stateful=True, name="carried")])
+
+    x, y = np.ones((16, 3, 2), "float32"), np.ones((16, 3), "float32")
+    model = made(2, recurrent)
+    model.compile("sgd", "mse")
+    for call in (model.fit, model.evaluate, lambda x, _, **settings: model.predict(x, **settings)):
+        with pytest.raises(ValueError, match=r"Layer 'carried' .* is stateful.* with 2 replicas.*`stateful=False`"):
+            call(x, y, batch_size=4, verbose=0)
+    alone = made(1, recurrent)
+    alone.compile("sgd", "mse")
+    assert alone.fit(x, y, batch_size=4, verbose=0).history["loss"][0] > 0
+
+
+@pytest.mark.parametrize(("replicas", "steps"), [(2, 1), (1, 2)])
+def test_weights_that_gradients_overwrite_are_not_added_up(replicas: int, steps: int) -> None:
+    """Keras' float8 layers return their new scales as gradients, which replace the old ones."""
+
+    def quantized() -> keras.Model:
+        policy = keras.dtype_policies.QuantizedFloat8DTypePolicy("float8", "float32")
+        return keras.Sequential([keras.Input((6,)), layers.Dense(1, dtype=policy, name="small")])
+
+    model = made(replicas, quantized)
+    model.set_gradient_accumulation_options(steps)
+    model.compile("sgd", "mse", steps_per_execution=steps)
+    with pytest.raises(
+        ValueError, match=r"replaces the weight '.*small/.*the gradients of 2 micro-batches are added up"
+    ):
+        model.fit(*zoo.numbers(32), batch_size=4, verbose=0)

@@ -228,6 +228,47 @@ def test_replicas_without_a_micro_batch_leave_moving_statistics_alone(rows: int)
     np.testing.assert_allclose(model.layers[0].moving_mean.numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
+class Masked(layers.Layer):
+    """Adds a mask of zeros and minus infinities that it keeps as a weight, as older attention layers do."""
+
+    def build(self, shape: Any) -> None:
+        self.mask = self.add_weight(shape=(shape[-1],), trainable=False)
+        self.mask.assign(np.where(np.arange(shape[-1]) < 2, -np.inf, 0.0))
+
+    def call(self, inputs: Any) -> Any:
+        return keras.ops.softmax(inputs + self.mask)
+
+
+@pytest.mark.parametrize("rows", [24, 6])
+def test_infinite_weights_that_are_not_trained_stay_as_they_are(rows: int) -> None:
+    """Whole steps, and one that only some replicas have data for."""
+    model = made(lambda: keras.Sequential([keras.Input((6,)), Masked(), layers.Dense(1)]), 4)
+    losses = model.fit(*zoo.numbers(rows), batch_size=3, epochs=2, verbose=0).history["loss"]
+    assert np.isfinite(losses).all()
+    assert model.layers[0].mask.numpy().tolist() == [-np.inf, -np.inf, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_arrays_that_two_variables_share_are_not_used_up(replicas: int) -> None:
+    """When training ends, an optimizer that averages weights gives them its own arrays. Plain Keras then loses them."""
+
+    def averaging(look: bool) -> Any:
+        optimizer = keras.optimizers.SGD(0.2 / replicas, use_ema=True, ema_momentum=0.5)
+        model = made(dense, replicas, optimizer=optimizer)
+        for _ in range(2):
+            fit(model, *data(16), batch_size=4)
+            if look:
+                model.evaluate(*data(16), verbose=0)
+                model.predict_on_batch(data(4)[0])
+                model.predict(data(16)[0], verbose=0)
+        model.train_on_batch(*data(4))
+        return model
+
+    one, other = averaging(look=False), averaging(look=True)
+    for a, b in zip(one.variables + one.optimizer.variables, other.variables + other.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
 # --- metrics ---------------------------------------------------------------------------------------------------------
 
 METRICS = ("accuracy", "auc", "precision", "recall")

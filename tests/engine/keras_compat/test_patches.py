@@ -45,6 +45,8 @@ LISTED = {
     "Node.__init__",
     "Operation.__init__",
     "Optimizer.apply",
+    "Optimizer.apply of single objects",
+    "Optimizer.apply_gradients of single objects",
     "Optimizer.minimize",
     "Optimizer.stateless_apply of single objects",
     "SeedGenerator.next",

@@ -207,3 +207,64 @@ def test_penalties_and_added_losses_of_all_stages_count() -> None:
         return keras.Sequential([keras.Input((6,)), *hidden, Activity(6), layers.Dense(3, bias_regularizer=penalties)])
 
     assert_as_on_one_device(make, [0, 0, 1, 1], lambda: keras.optimizers.SGD(0.05), *rows(64))
+
+
+def test_clipping_by_global_norm_what_the_optimizer_accumulates_is_refused() -> None:
+    sgd = keras.optimizers.SGD(0.1, global_clipnorm=0.5, gradient_accumulation_steps=2)
+    with pytest.raises(ValueError, match=r"accumulates itself over 2 updates .* or use `clipnorm`"):
+        trained(plain, [0, 1, 1], sgd, *rows(64))
+
+
+def test_weights_that_gradients_overwrite_are_refused() -> None:
+    def make() -> keras.Model:
+        policy = keras.dtype_policies.QuantizedFloat8DTypePolicy("float8", "float32")
+        return keras.Sequential([keras.Input((6,)), layers.Dense(6, dtype=policy, name="small"), layers.Dense(3)])
+
+    with pytest.raises(ValueError, match=r"replaces the weight '.*small/.* the stages of a pipeline"):
+        trained(make, [0, 1], keras.optimizers.SGD(0.1), *rows(64))
+
+
+class Twice(keras.Model):
+    """Its loss compares the outputs with those for other inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = layers.Dense(6, "tanh", name="first"), layers.Dense(3, name="last")
+        self(np.ones((1, 6), "float32"))
+
+    def call(self, inputs: Any) -> Any:
+        return self.last(self.first(inputs))
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *others: Any, **settings: Any) -> Any:
+        del y, others, settings
+        trainable, others = [v.value for v in self.trainable_variables], [v.value for v in self.non_trainable_variables]
+        again, _ = self.stateless_call(trainable, others, 2 * x)
+        return ops.mean((y_pred - again) ** 2)
+
+
+def test_a_loss_that_runs_the_whole_model_again_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"read .*first/kernel.*, which earlier stages hold"):
+        trained(Twice, [0, 1], keras.optimizers.SGD(0.1), *rows(64))
+
+
+class Masked(layers.Layer):
+    """Adds a mask of zeros and minus infinities that it keeps as a weight."""
+
+    def build(self, shape: Any) -> None:
+        self.mask = self.add_weight(shape=(shape[-1],), trainable=False)
+        self.mask.assign(np.where(np.arange(shape[-1]) < 2, -np.inf, 0.0))
+
+    def call(self, inputs: Any) -> Any:
+        return ops.softmax(inputs + self.mask)
+
+
+@pytest.mark.slow
+def test_infinite_weights_on_replicas_of_a_pipeline() -> None:
+    """44 rows end with a step that only one replica has data for."""
+
+    def make() -> keras.Model:
+        return keras.Sequential([keras.Input((6,)), layers.Dense(6), Masked(), layers.Dense(3)])
+
+    model = trained(make, [0, 1, 1], keras.optimizers.SGD(0.05), *rows(44), replicas=2)
+    assert model.layers[1].mask.numpy().tolist() == [-np.inf, -np.inf, 0, 0, 0, 0]
+    assert all(np.isfinite(v.numpy()).all() for v in model.trainable_variables)

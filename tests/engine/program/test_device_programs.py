@@ -109,6 +109,23 @@ def test_variables_are_read_and_assigned_without_a_new_program(one):
     assert compiled(count) == 1
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_variables_that_share_an_array(devices):
+    """A program uses up the arrays of the variables that it assigns."""
+    with strategy(devices).scope():
+        first, second, third = keras.Variable([1.0, 2.0]), keras.Variable([0.0, 0.0]), keras.Variable([0.0, 0.0])
+    second.assign(first)
+    third.assign(first)
+
+    def step():
+        first.assign(first + 1.0)
+        second.assign(second * third)
+
+    for _ in range(2):
+        strategy(devices).run(step)
+    assert [v.numpy().tolist() for v in (first, second, third)] == [[3, 4], [1, 8], [1, 2]]
+
+
 def test_an_error_while_tracing_leaves_variables_alone(one):
     counter = keras.Variable(1.0)
 
@@ -179,6 +196,18 @@ def test_moving_statistics_and_metrics_agree_over_replicas():
         strict=True,
     ):
         np.testing.assert_allclose(mine.value, (a.value + b.value) / 2, rtol=1e-5, atol=1e-6)
+
+
+def test_infinite_weights_that_are_not_trained_stay_infinite():
+    with strategy(2).scope():
+        limit = keras.Variable([-np.inf, 1.0], trainable=False)
+
+    def step(total):
+        limit.assign(limit + 0.0)
+        return total + limit[1]
+
+    strategy(2).run(lambda: ipu.loops.repeat(2, step, [0.0]))
+    assert limit.numpy().tolist() == [-np.inf, 1.0]
 
 
 def test_gradients_are_summed_over_replicas_as_in_fit():

@@ -16,9 +16,9 @@ import jax
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
-from .replace import replacement
+from .replace import replacement, rewritten_form
 from .rule import LIMITS
-from .tuning import count_one
+from .tuning import note
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -86,7 +86,7 @@ class _Pass:
         new = replacement(eqn, self.platform)
         if new is not None:
             if eqn.primitive.name == "conv_general_dilated":
-                count_one()
+                note(rewritten_form(eqn, self.platform))
             return new(*values)
         if not any(map(self.touches, _inner(eqn))):
             return bind(eqn, eqn.params, values)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from openipu.engine.facts.costs import Part, Rewritten
+from openipu.engine.facts.layers import is_backward_in_trace, layer_in_trace
+
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AxisType
 from jax.typing import DTypeLike
@@ -58,9 +62,27 @@ def _accumulator(dtype: DTypeLike) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def _convolution(eqn: JaxprEqn, platform: str) -> Lowering | None:
+def rewritten_form(eqn: JaxprEqn, platform: str) -> Rewritten:
+    """What becomes of a convolution that is replaced, in words, and in which layer."""
+    choice = plan_convolution(_geometry(eqn), platform)
+    assert choice is not None
+    parts = [choice.kind.replace("_", " ")]
+    parts += [f"tiles of {choice.tile}"] if choice.tile else []
+    parts += [f"{choice.chunk} positions at once"] if choice.chunk else []
+    parts += ["group by group"] if choice.by_group else []
+    shapes = " x ".join(f"{_aval(v).dtype}[{','.join(map(str, _aval(v).shape))}]" for v in eqn.invars)
+    names = source_info_util.current_name_stack().stack
+    part: Part = "backward" if is_backward_in_trace(names) else "forward"
+    return Rewritten(layer_in_trace(names), part, shapes, ", ".join(parts))
+
+
+def _geometry(eqn: JaxprEqn) -> Geometry:
     lhs, rhs = map(_aval, eqn.invars)
-    geo = Geometry.of(eqn.params, lhs.shape, rhs.shape, _accumulator(lhs.dtype).itemsize)
+    return Geometry.of(eqn.params, lhs.shape, rhs.shape, _accumulator(lhs.dtype).itemsize)
+
+
+def _convolution(eqn: JaxprEqn, platform: str) -> Lowering | None:
+    geo = _geometry(eqn)
     choice = plan_convolution(geo, platform)
     if choice is None:
         return None

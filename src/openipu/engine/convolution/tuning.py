@@ -18,7 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from openipu.engine.facts.costs import Rewritten
 
 MANY = 24
 """From this many replaced convolutions on (a layer has three, with its gradients), Triton is not used."""
@@ -26,9 +28,14 @@ MANY = 24
 
 @dataclass(slots=True)
 class Replaced:
-    """The number of convolutions that were replaced in a program."""
+    """The convolutions that were replaced in a program."""
 
-    count: int = 0
+    convolutions: list[Rewritten] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.convolutions)
 
     def compiler_options(self, platform: str) -> dict[str, str]:
         """The XLA options with which the program should be compiled."""
@@ -40,7 +47,7 @@ _current: ContextVar[Replaced | None] = ContextVar("replaced", default=None)
 
 @contextmanager
 def counted() -> Iterator[Replaced]:
-    """Count the convolutions that are replaced inside, in this thread."""
+    """Note the convolutions that are replaced inside, in this thread."""
     replaced = Replaced()
     token = _current.set(replaced)
     try:
@@ -49,8 +56,8 @@ def counted() -> Iterator[Replaced]:
         _current.reset(token)
 
 
-def count_one() -> None:
+def note(convolution: Rewritten) -> None:
     """A convolution was replaced."""
     replaced = _current.get()
     if replaced is not None:
-        replaced.count += 1
+        replaced.convolutions.append(convolution)

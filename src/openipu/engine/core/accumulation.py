@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from openipu import _validate as validate
+from openipu.engine.facts.layers import ACCUMULATED
 from openipu.engine.types import Array, Scalar, Tree
 
 import jax
@@ -64,7 +65,8 @@ class Accumulation:
     def start(self, weights: Sequence[Array]) -> list[Array]:
         """The accumulators before the first micro-batch."""
         dtypes: Sequence[Any] = self.dtype if isinstance(self.dtype, tuple) else (self.dtype,) * len(weights)
-        return [jnp.zeros(w.shape, d or w.dtype) for w, d in zip(weights, dtypes, strict=True)]
+        with jax.named_scope(ACCUMULATED):
+            return [jnp.zeros(w.shape, d or w.dtype) for w, d in zip(weights, dtypes, strict=True)]
 
     def add(self, total: Tree, gradients: Tree, position: Array | int) -> Tree:
         """The accumulators after micro-batch number `position` (counting from 0) of a full update.

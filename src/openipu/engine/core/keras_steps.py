@@ -159,8 +159,12 @@ def _reduced_in_apply(
 
 
 def called_by(model: keras.Model, call: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
-    """Until the block ends, Keras' own steps get the model's outputs from `call` instead of running the model."""
-    return STATELESS_CALL.using(lambda _original, *args, **kwargs: call(*args, **kwargs), on=model)
+    """Until the block ends, Keras' own step gets the model's outputs from `call` instead of running the model.
+
+    That is its first call. A loss of the user's own may call the model again, on other inputs.
+    """
+    first = iter([call])
+    return STATELESS_CALL.using(lambda original, *args, **kwargs: next(first, original)(*args, **kwargs), on=model)
 
 
 def _check_gradients(model: keras.Model, trainer: Trainer | None, state: State, batch: Batch) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from openipu.engine.keras_compat.api import has_value
+from openipu.engine.types import Array
+
 import numpy as np
 
 from .state import Mode, State
@@ -32,3 +35,21 @@ def assign(owners: State, state: State) -> None:
     for part, values in zip(owners, state, strict=True):
         for v, value in zip(part, values, strict=True):
             v.assign(value if value.ndim == len(v.shape) else np.asarray(value).sum(0))
+
+
+def unshared(state: State, model: keras.Model) -> State:
+    """The same state, with copies of those arrays that are in it twice or that the optimizer has too.
+
+    An execution uses up the arrays that it is given. Variables share an array when one was assigned to another, as an
+    optimizer does with averaged weights when training ends.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    others = [] if state.optimizer or optimizer is None else filter(has_value, optimizer.variables)
+    seen = {id(v.value) for v in others}
+
+    def own(array: Array) -> Array:
+        copied = array.copy() if id(array) in seen else array
+        seen.add(id(array))
+        return copied
+
+    return State(*([own(array) for array in part] for part in state))

@@ -28,6 +28,10 @@ class StateLayout(Protocol):
     def gather(self, state: State) -> State:
         """The inverse: plain arrays on one device."""
 
+    @property
+    def joint(self) -> bool:
+        """Whether all processes have to call `gather` together, because each has a part of the state only."""
+
     def own_metrics(self, rows: list[Array]) -> list[Array]:
         """The metrics of each replica on its device, if there is one row for each replica; otherwise nothing."""
 
@@ -65,6 +69,11 @@ class ReplicaLayout:
             ),
             self.replicas,
         )
+
+    @property
+    def joint(self) -> bool:
+        """Whether all processes have to call `gather` together, because each has a part of the state only."""
+        return self.shards is not None and not self.replicas.is_local
 
     def own_metrics(self, rows: list[Array]) -> list[Array]:
         """The metrics of each replica on its device, if there is one row for each replica; otherwise nothing."""

@@ -23,6 +23,7 @@ from .options import Options
 from .recomputation import recomputed_in_parts
 from .state import Batch, State
 from .state_layout import ReplicaLayout
+from .update_rules import check_added_up
 
 Forward = Callable[[State, Batch], tuple[Any, State, Any]]
 """Returns the (scaled) loss of a micro-batch (None without training), the state after it, and its results."""
@@ -91,6 +92,8 @@ def make_trainer(
 ) -> Trainer:
     """A trainer of `weights` with a built `optimizer` on the replicas of `place`."""
     replicas, updates = place.replicas, options.updates
+    if replicas.count * updates.steps > 1:
+        check_added_up(weights, f"the gradients of {replicas.count * updates.steps} micro-batches are added up")
     shards = twin = None
     if updates.shard_optimizer and replicas.count > 1:
         shards, twin = make_shards(optimizer, list(weights), replicas)

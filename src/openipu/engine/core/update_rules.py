@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from openipu import _validate as validate
 from openipu.engine.keras_compat.api import overrides
 
@@ -21,6 +23,17 @@ def check_accumulation(name: str, steps: int, size: int) -> None:
         raise RuntimeError(
             f"`{name}` is {steps}, which is not a multiple of the {size} micro-batches that one update accumulates. "
             f"Give a multiple of {size}, for example {round_up(steps, size)}."
+        )
+
+
+def check_added_up(weights: Sequence[keras.Variable], because: str) -> None:
+    """Raise if a weight is replaced by its gradient, as in float8 layers: such gradients must not be added up."""
+    paths = [w.path for w in weights if getattr(w, "overwrite_with_gradient", False)]
+    if paths:
+        raise ValueError(
+            f"Each update replaces the weight {paths[0]!r} by its gradient (`overwrite_with_gradient`, as in float8 "
+            f"training), but {because}. Train on one device with one micro-batch per update, or use another dtype "
+            "policy."
         )
 
 

@@ -68,6 +68,32 @@ def _overrides(optimizer: keras.optimizers.Optimizer, name: str) -> bool:
     return owner is not IpuOptimizer and not owner.__module__.startswith("keras.")
 
 
+def stateless_own(
+    optimizer: keras.optimizers.Optimizer,
+    weights: Sequence[keras.Variable],
+    optimizer_variables: Sequence[Array],
+    grads: list[Array],
+    trainable_variables: Sequence[Array],
+) -> tuple[list[Array], list[Array]]:
+    """`stateless_apply` of a built optimizer for `weights`, by means of its class' own `apply` or `apply_gradients`."""
+    state = list(optimizer.variables)
+    given = [*zip(weights, trainable_variables, strict=True), *zip(state, optimizer_variables, strict=True)]
+    with keras.StatelessScope(state_mapping=given) as scope:
+        if _overrides(optimizer, "apply_gradients"):
+            optimizer.apply_gradients(list(zip(grads, weights, strict=True)))
+        else:
+            optimizer.apply(grads, weights)
+    lost = len(scope.state_mapping.keys() - {id(v) for v, _ in given})
+    if lost:
+        raise ValueError(
+            f"{optimizer.name!r} assigns {lost} variable(s) that are neither trainable weights nor the optimizer's, so "
+            "the new values would be lost. Make variables of the optimizer in its `build`, with "
+            "`self.add_variable(...)`."
+        )
+    new = [scope.get_current_value(v) for v, _ in given]
+    return new[: len(weights)], new[len(weights) :]
+
+
 def apply_scaled(
     optimizer: keras.optimizers.LossScaleOptimizer, gradients: Sequence[Array], weights: Sequence[keras.Variable]
 ) -> None:
@@ -227,33 +253,12 @@ class IpuOptimizer(keras.optimizers.Optimizer):
     ) -> Any:
         """The values of the weights and of the optimizer's variables after an update."""
         if applies_itself(self):
-            return self._stateless_own(optimizer_variables, list(grads), trainable_variables)
+            if not self.built:
+                raise ValueError(f"{self.name!r} has no variables yet. Call `build(model.trainable_variables)` first.")
+            return stateless_own(self, self._known, optimizer_variables, list(grads), trainable_variables)
         if not _prepared.get() and self.built:
             grads = self.prepare(grads, trainable_variables, loss_scale(self, optimizer_variables))
         return self.inner_optimizer.stateless_apply(optimizer_variables, grads, trainable_variables)
-
-    def _stateless_own(
-        self, optimizer_variables: Sequence[Array], grads: list[Array], trainable_variables: Sequence[Array]
-    ) -> tuple[list[Array], list[Array]]:
-        """`stateless_apply` by means of a subclass' own `apply` or `apply_gradients`."""
-        if not self.built:
-            raise ValueError(f"{self.name!r} has no variables yet. Call `build(model.trainable_variables)` first.")
-        weights, state = self._known, list(self.variables)
-        given = [*zip(weights, trainable_variables, strict=True), *zip(state, optimizer_variables, strict=True)]
-        with keras.StatelessScope(state_mapping=given) as scope:
-            if _overrides(self, "apply_gradients"):
-                self.apply_gradients(list(zip(grads, weights, strict=True)))
-            else:
-                self.apply(grads, weights)
-        lost = len(scope.state_mapping.keys() - {id(v) for v, _ in given})
-        if lost:
-            raise ValueError(
-                f"{self.name!r} assigns {lost} variable(s) that are neither trainable weights nor the optimizer's, so "
-                "the new values would be lost. Make variables of the optimizer in its `build`, with "
-                "`self.add_variable(...)`."
-            )
-        new = [scope.get_current_value(v) for v, _ in given]
-        return new[: len(weights)], new[len(weights) :]
 
     # --- state: all of it belongs to the inner optimizer
 

@@ -104,7 +104,8 @@ class Feed:
         slab = self._take(here.done, wanted) if wanted > 0 else None
         if slab is not None:
             steps, here = slab.steps, self._here
-            self._here = replace(here, done=here.done + steps, taken=here.taken + steps, step=here.step + steps)
+            taken = here.taken + (steps if slab.own is None else slab.own)
+            self._here = replace(here, done=here.done + steps, taken=taken, step=here.step + steps)
         return slab
 
     def _take(self, done: int, wanted: int) -> Slab | None:

@@ -9,16 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from openipu.engine.devices import group
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.transfer import of_all_processes, send_own
+from openipu.engine.keras_compat import api as keras_api
 from openipu.engine.types import Tree
 
 import jax
 import numpy as np
 
 from .slab import Slab, send_slab, shapes_of, stack_rows
+
+NEXT: Final = "the next batches"
+"""Where processes are when they read data."""
+_SAME: Final = (
+    'With `shard="auto"`, all instances have to be given the same data in the same order: give shuffles a seed.'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +35,15 @@ class OwnParts:
 
     replicas: Replicas
 
-    def share(self, steps: int, index: int | None = None) -> int:
-        """How many of the next `steps` batches, over all replicas, a process reads."""
-        index, own = group.index() if index is None else index, self._own
-        rounds, extra = divmod(steps, self.replicas.count)
-        return rounds * own + min(max(extra - index * own, 0), own)
+    def shares(self, steps: int) -> Iterator[int]:
+        """How many of the next `steps` batches, over all replicas, this process reads: about as many as the others.
+
+        If there are fewer batches than processes, some of them read nothing. When the others have none left, it is
+        their turn: so there is one number for each round, until a round finds something.
+        """
+        count, index = group.count(), group.index()
+        for first in range(0, count, steps):
+            yield steps // count + (0 <= index - first < steps % count)
 
     def slab(self, begin: int, steps: int, width: int, alike: list[Tree], tail: Tree, full: Tree) -> Slab | None:
         """The group's next slab, of up to `steps` batches. None if no process has any data left.
@@ -40,16 +52,17 @@ class OwnParts:
         """
         shapes = None if full is None else _text(full)
         rows = 0 if tail is None else len(jax.tree.leaves(tail)[0])
-        found = group.exchange("the next batches", [len(alike), rows, shapes])
+        found = group.exchange(NEXT, [len(alike), rows, shapes])
         counts = [count for count, _, _ in found]
         if not any(counts) and not any(rows for _, rows, _ in found):
             return None
         _check_shapes([text for _, _, text in found])
-        if counts == [self.share(steps, i) for i in range(group.count())]:
+        whole, rest = divmod(steps, self.replicas.count)
+        if not rest and counts == [whole * self._own] * group.count():
             return replace(self._full(begin, sum(counts), width, alike), own=len(alike))
-        batches, rest = _dealt_anew(counts, [rows for _, rows, _ in found], alike, tail, full, self._own)
+        batches, partial = _dealt_anew(counts, [rows for _, rows, _ in found], alike, tail, full, self._own)
         body = jax.tree.map(lambda *b: stack_rows(b, width), *batches) if batches else None
-        slab = send_slab(begin, len(batches), body, rest, self.replicas)
+        slab = send_slab(begin, len(batches), body, partial, self.replicas)
         return replace(slab, own=len(alike) + (tail is not None))
 
     @property
@@ -122,11 +135,17 @@ def _padded(tail: np.ndarray, full: np.ndarray) -> np.ndarray:
     return padded
 
 
-def check_same(batches: list[Tree]) -> None:
-    """Raise unless all instances have read the same batches."""
+def check_same_size(adapter: keras_api.DataAdapter, steps: int | None) -> None:
+    """Raise unless all instances are given data of the same size."""
+    facts = {"The number of batches": adapter.num_batches, "The batch size": adapter.batch_size, "`steps`": steps}
+    group.agree("the size of the data", {name: str(value) for name, value in facts.items()}, _SAME)
+
+
+def check_same(data: Tree, name: str = NEXT) -> None:
+    """Raise unless all instances have the same data, or have read the same batches of it."""
     group.agree_on_bytes(
-        "the next batches",
-        "the next batches",
-        (np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(batches)),
-        'With `shard="auto"`, all instances have to be given the same data in the same order: give shuffles a seed.',
+        name,
+        name,
+        (np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(data)),
+        _SAME,
     )

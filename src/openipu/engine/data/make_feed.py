@@ -23,6 +23,7 @@ import keras
 
 from .adapters import adapter_of, resident_bytes
 from .feed import Feed
+from .instances import check_same, check_same_size
 from .position import follow_first
 from .sources import ArraySource, Source, StreamSource
 
@@ -61,6 +62,7 @@ def make_feed(
         steps = sum(group.exchange("steps", steps))
     elif not where.replicas.is_local and not where.own_data:
         follow_first()
+        check_same_size(adapter, steps)
     source = _source(adapter, where)
     wanted = steps_per_execution * where.replicas.count
     return Feed(source, _width(source, wanted, steps, where.replicas, accumulated), steps)
@@ -84,7 +86,10 @@ def _source(adapter: keras_api.DataAdapter, where: Placement) -> Source:
     size = resident_bytes(adapter)
     if size is None or size > RESIDENT_SHARE * free_memory(replicas):
         return StreamSource(adapter, replicas)
-    return ArraySource(adapter, replicas)
+    source = ArraySource(adapter, replicas)
+    if not replicas.is_local:
+        check_same(source.host, "the data")
+    return source
 
 
 def _width(source: Source, wanted: int, steps: int | None, replicas: Replicas, accumulated: int) -> int:

@@ -25,8 +25,9 @@ Random = dict[str, Any]
 class Position:
     """How much of its data a feed has handed out, and how to get there again.
 
-    `done` counts the steps of this epoch, `passes` the started passes over the data, `taken` the batches taken from the
-    last pass, and `step` all steps. A batch has `batch_size` rows and a pass `num_batches` batches, if that is known.
+    `done` counts the steps of this epoch, `passes` the started passes over the data, `taken` the batches that this
+    process has taken from the last pass, and `step` all steps. A batch has `batch_size` rows and a pass `num_batches`
+    batches, if that is known.
 
     `opened`, `ahead` and `now` are random states: when the last pass was opened, before the next slab was read (which
     happens while the last one still runs), and now. `ends` has the random states at the ends of earlier epochs, for

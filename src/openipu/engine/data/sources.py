@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import jax
 import numpy as np
 
 from . import adapters
-from .instances import OwnParts, check_same
+from .instances import NEXT, OwnParts, check_same
 from .position import Position, Random, random, set_random
 from .slab import Slab, as_arrays, is_tail, send_slab, shapes_of, stack_rows
 
@@ -28,7 +29,7 @@ class Pass(Protocol):
         """A slab of up to `steps` batches whose first step is number `begin`, or None at the end of the data."""
 
     def skip(self, steps: int) -> None:
-        """Skip the next `steps` batches."""
+        """Skip the next `steps` batches of this process."""
 
 
 class Source(Protocol):
@@ -212,15 +213,13 @@ class _StreamPass:
         self._full: Tree = None
 
     def take(self, begin: int, steps: int) -> Slab | None:
-        own = steps if self._parts is None else self._parts.share(steps)
-        alike, other = self._read(own)
-        if alike:
-            self._full = alike[0]
-        tail = other if len(alike) < own and is_tail(other, self._full) else None
-        if other is not None and tail is None:
-            self._batches = itertools.chain([other], self._batches)
         if self._parts is not None:
-            return self._parts.slab(begin, steps, self._width, alike, tail, self._full)
+            for own in self._parts.shares(steps):
+                slab = self._parts.slab(begin, steps, self._width, *self._next(own), self._full)
+                if slab is not None:
+                    return slab
+            return None
+        alike, tail = self._next(steps)
         if not self._replicas.is_local:
             check_same([*alike, tail])
         if not alike and tail is None:
@@ -229,10 +228,20 @@ class _StreamPass:
         return send_slab(begin, len(alike), body, tail, self._replicas)
 
     def skip(self, steps: int) -> None:
-        own = steps if self._parts is None else self._parts.share(steps)
-        for batch in itertools.islice(self._batches, own):
+        for batch in itertools.islice(self._batches, steps):
             if not is_tail(batch, self._full):
                 self._full = batch
+
+    def _next(self, steps: int) -> tuple[list[Tree], Tree]:
+        """Up to `steps` full batches, and the smaller one after them, if there is one."""
+        with contextlib.nullcontext() if self._replicas.is_local else group.failing_together(NEXT):
+            alike, other = self._read(steps)
+        if alike:
+            self._full = alike[0]
+        tail = other if len(alike) < steps and is_tail(other, self._full) else None
+        if other is not None and tail is None:
+            self._batches = itertools.chain([other], self._batches)
+        return alike, tail
 
     def _read(self, steps: int) -> tuple[list[Tree], Tree]:
         """Up to `steps` batches of one shape, and the batch of another shape that followed them, if there was one."""

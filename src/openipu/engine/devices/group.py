@@ -10,6 +10,8 @@ need no network, so there we make gloo's part ourselves, on loopback. JAX has no
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -20,8 +22,8 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NoReturn, TypeVar
 
 from openipu.engine.interrupts import let_through
 from openipu.settings.instances import VARIABLES, Instance, from_environment
@@ -33,6 +35,10 @@ SLICE: Final = 1.0
 """Seconds between two looks at whether Ctrl-C was pressed while waiting for a message."""
 HEARTBEAT_SECONDS: Final = 10
 """A process that is silent for this long is dead, and the others end."""
+SHUTDOWN_SECONDS: Final = 7 * 24 * 3600
+"""How long a process at the end of its script waits for the others, one of which may still write files or evaluate."""
+FAREWELL: Final = 2.0
+"""How many seconds a process that ends with an exit code other than 0 waits for others that do the same."""
 LOOPBACK: Final = "127.0.0.1"
 
 T = TypeVar("T")
@@ -41,6 +47,7 @@ _jax: Any = jax
 _joined: Instance | None = None
 _launched = False
 _sent = 0
+_failed = 0
 
 
 def instance() -> Instance | None:
@@ -99,6 +106,9 @@ def _join(meet: Callable[[], Instance | None]) -> None:
         _share_programs()
     if count() > 1:
         sys.excepthook = functools.partial(_end_at_once, sys.excepthook)
+        python: Any = sys
+        python.exit = _exit
+        atexit.register(_leave, os.getpid())
         packages = {name: _version(name) for name in ("openipu", "jax", "jaxlib", "keras", "numpy")}
         agree("versions", {"python": platform.python_version(), **packages}, "Install the same versions on all hosts.")
 
@@ -128,6 +138,7 @@ def _join_launched(launched: Instance) -> Instance:
             cluster_detection_method="deactivate",
             initialization_timeout=launched.timeout + 60,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
             coordinator_bind_address=launched.coordinator if host == LOOPBACK else f"[::]:{port}",
         )
     except RuntimeError as error:
@@ -160,7 +171,9 @@ def _join_scheduled() -> Instance | None:
     if not _is_scheduled():
         return None
     try:
-        _jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
+        _jax.distributed.initialize(
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS, shutdown_timeout_seconds=SHUTDOWN_SECONDS
+        )
     except RuntimeError as error:
         raise _too_late(error) from error
     state = _state()
@@ -183,10 +196,39 @@ def _own_gpus(launched: Instance) -> list[int]:
 def _end_at_once(show: Callable[..., None], kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """Show an error that nobody has caught, and end. JAX would wait for the others, which wait for this process."""
     show(kind, error, trace)
+    _end_process(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+
+def _exit(status: Any = None) -> NoReturn:
+    """`sys.exit`, which notes the exit code. When a process ends, nothing else knows it before JAX has ended, too."""
+    global _failed
+    _failed = 0 if status is None else status & 0xFF if isinstance(status, int) else 1
+    raise SystemExit(status)
+
+
+def _leave(process: int) -> None:
+    """Tell the others that this process is at the end of its script. If it has failed alone, end it.
+
+    JAX would wait for the others, which wait for this process.
+    """
+    client = _state().client
+    if client is None or os.getpid() != process:  # a child that it has forked
+        return
+    until = time.monotonic() + FAREWELL
+    try:
+        client.key_value_set(_end_key(index()), "")
+        for other in range(count() if _failed else 0):
+            client.blocking_key_value_get(_end_key(other), max(1, int(1000 * (until - time.monotonic()))))
+    except jax.errors.JaxRuntimeError:
+        if _failed:
+            _end_process(_failed)
+
+
+def _end_process(code: int) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
+    os._exit(code)
 
 
 def _cpu_on_loopback() -> Any:
@@ -209,7 +251,8 @@ def _share_programs() -> None:
         kinds = [device.device_kind for device in devices.flat]
         key.update(repr((platform.node(), kinds)).encode())
 
-    cache_key._hash_accelerator_config = hash_devices
+    keys: Any = cache_key
+    keys._hash_accelerator_config = hash_devices
 
 
 def _state() -> Any:
@@ -224,23 +267,42 @@ def _state() -> Any:
 
 def exchange(what: str, value: Any) -> list[Any]:
     """The values of all processes, in order. Every process calls this at the same point, which `what` describes."""
-    global _sent
     if count() == 1:
         return [value]
-    client, number = _state().client, _sent
-    _sent += 1
-    client.key_value_set(_key(number, index()), json.dumps([what, value]))
+    client, number = _state().client, _send(what, value)
     answers = [json.loads(_wait_for(client, _key(number, other), other, what)) for other in range(count())]
     # Whoever has sent this message has read all of the one before.
     if number:
         client.key_value_delete(_key(number - 1, index()))
-    for other, (point, _) in enumerate(answers):
+    for other, (_, _, failure) in enumerate(answers):
+        if failure is not None:
+            raise RuntimeError(f"Instance {other} failed at {what!r}: {failure}")
+    for other, (point, _, _) in enumerate(answers):
         if point != what:
             raise RuntimeError(
                 f"Instance {index()} is at {what!r}, but instance {other} is at {point!r}. All instances must make the "
                 "same calls in the same order."
             )
-    return [answer for _, answer in answers]
+    return [answer for _, answer, _ in answers]
+
+
+@contextlib.contextmanager
+def failing_together(what: str) -> Iterator[None]:
+    """Before an `exchange` for `what`: an error in the block is raised here, and told to all that come to it."""
+    try:
+        yield
+    except Exception as error:
+        if count() > 1:
+            _send(what, None, f"{type(error).__name__}: {error}")
+        raise
+
+
+def _send(what: str, value: Any, failure: str | None = None) -> int:
+    """Send a message to all processes. Returns its number."""
+    global _sent
+    number, _sent = _sent, _sent + 1
+    _state().client.key_value_set(_key(number, index()), json.dumps([what, value, failure]))
+    return number
 
 
 def agree(what: str, facts: dict[str, Any], remedy: str) -> None:
@@ -286,9 +348,13 @@ def _key(number: int, owner: int) -> str:
     return f"openipu/{number}/{owner}"
 
 
+def _end_key(owner: int) -> str:
+    return f"openipu/end/{owner}"
+
+
 def _wait_for(client: Any, key: str, other: int, what: str) -> str:
     """The message of another process. Ctrl-C is let through while waiting."""
-    began = time.monotonic()
+    began, ended = time.monotonic(), False
     while True:
         try:
             return str(client.blocking_key_value_get(key, int(1000 * SLICE)))
@@ -298,4 +364,18 @@ def _wait_for(client: Any, key: str, other: int, what: str) -> str:
                 raise RuntimeError(
                     f"Instance {other} did not answer at {what!r} after {waited:.0f} s: {str(error).splitlines()[0]}"
                 ) from error
-            let_through()
+        if ended:
+            raise RuntimeError(
+                f"Instance {index()} is at {what!r}, but instance {other} is at the end of its script. All instances "
+                "must make the same calls in the same order."
+            )
+        let_through()
+        ended = _has_ended(client, other)  # its message may have come before that, so look once more
+
+
+def _has_ended(client: Any, other: int) -> bool:
+    try:
+        client.key_value_try_get(_end_key(other))
+    except jax.errors.JaxRuntimeError:  # there is no such key
+        return False
+    return True

@@ -150,6 +150,8 @@ def _end(failure: str | None, together: bool) -> None:
         run.failure = failure or run.failure
         if failure is None:
             run.count_operations()
+            if not together:  # a single step is no measure of anything
+                run.time_stages()
     finally:
         wanted = _local.wanted
         _local.run, _local.wanted = None, ()

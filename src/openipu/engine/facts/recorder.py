@@ -13,12 +13,23 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import watcher
 from .bounded import Sampled
+from .costs import Counted, Peak, named
 from .timeline import Interval, Timeline
-from .values import CheckpointFacts, Event, Execution, Logged, PipelineFacts, Place, ProgramFacts, RunFacts, Timed
+from .values import (
+    CheckpointFacts,
+    Execution,
+    Logged,
+    MeasuredStages,
+    PipelineFacts,
+    Place,
+    ProgramFacts,
+    RunFacts,
+    Timed,
+)
 
 POINTS = 1000
 """The most executions, logs and checkpoints that a report shows."""
@@ -29,8 +40,11 @@ STOPS = ("trace", "lower", "compile", "call")
 """While the host does this, the clock stops that measures the time of a step."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
+StageTiming = Callable[[], MeasuredStages]
+"""Times the stages of a pipeline, which compiles a program and takes about a second."""
+
+
+class _Mark(NamedTuple):
     """The end of an execution: how far the run had come, and when, on the clock that stops."""
 
     steps: int
@@ -43,12 +57,11 @@ class _Used:
     """A program that the run has launched or compiled."""
 
     facts: ProgramFacts
-    count: Callable[[], float] | None
+    count: Callable[[], Counted] | None
     """Counts its operations, which takes as long as tracing it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Running:
+class _Running(NamedTuple):
     """An execution that has been launched, and how far the run is when it has ended."""
 
     interval: Interval
@@ -73,6 +86,7 @@ class RunRecorder:
         self._programs: dict[int, _Used] = {}
         self._place: Place | None = None
         self._pipeline: PipelineFacts | None = None
+        self._timing: StageTiming | None = None
         self._launches = self._steps = self._samples = 0
         self._first: _Mark | None = None
         self._last: _Mark | None = None
@@ -80,7 +94,7 @@ class RunRecorder:
         self._only = 0.0
         self._seconds = self._stopped = 0.0
         self._stops = False
-        self._executions: Sampled[Execution] = Sampled(POINTS)
+        self._executions: Sampled[tuple[float, float, int, int, int]] = Sampled(POINTS)
         self._logged: Sampled[Logged] = Sampled(POINTS)
         self._checkpoints: Sampled[CheckpointFacts] = Sampled(POINTS)
         self._warnings: list[str] = []
@@ -92,6 +106,8 @@ class RunRecorder:
         """How many slabs were ready when that of the next launch was asked for."""
         self.failure: str | None = None
         """What ended the run, if it was not its end."""
+        self.peak: Peak | None = None
+        """What the devices can do, if somebody has measured it."""
 
     def now(self) -> float:
         """Seconds since the run began."""
@@ -116,6 +132,7 @@ class RunRecorder:
             self.ready = lambda: 0
             for used in self._programs.values():
                 used.count = None  # it holds the program
+            self._timing = None
             self._seconds, self._entered = self._seconds + now - (self._entered or 0.0), None
 
     def settle(self) -> None:
@@ -158,11 +175,7 @@ class RunRecorder:
 
     def launched(self, interval: Interval, value: Any, state: Any, steps: int, samples: int, own: bool) -> None:
         """The execution was launched, and returns this. `own` is False for those of calls inside this one."""
-        import jax
-
-        # All results are there at the same time. Only the smallest is kept here, because others may be large.
-        leaves = [a for a in jax.tree.leaves(value) if hasattr(a, "nbytes")] or jax.tree.leaves(state)
-        smallest = min(leaves, key=lambda a: a.nbytes, default=None)
+        kept = smallest(value, state)
         with self._lock:
             self._open.remove(interval)
             if own:
@@ -171,7 +184,7 @@ class RunRecorder:
                 self._samples += samples
             logs = value if own and isinstance(value, Mapping) and self._logged.is_due else None
             counts = steps, samples, self.ready()
-            self._running.append(_Running(interval, smallest, logs, own, counts, self._steps, self._samples))
+            self._running.append(_Running(interval, kept, logs, own, counts, self._steps, self._samples))
         watcher.watch(self)
 
     # --- what is noticed later
@@ -202,13 +215,13 @@ class RunRecorder:
             if self._first is None:
                 self._first, self._first_step, self._only = mark, now, now - interval.start
             self._last = mark
-            self._executions.add(Execution(interval.start, now, *done.counts))
+            self._executions.add((interval.start, now, *done.counts))
             if done.logs is None:
                 self._logged.skip()
             else:
                 self._unread.append((done.steps, done.logs))
 
-    def used(self, number: int, facts: Callable[[], ProgramFacts], count: Callable[[], float] | None) -> None:
+    def used(self, number: int, facts: Callable[[], ProgramFacts], count: Callable[[], Counted] | None) -> None:
         """The program with this number was compiled or launched. Its facts are asked for once."""
         if number not in self._programs:
             with self.doing("reporting"):
@@ -216,11 +229,16 @@ class RunRecorder:
             with self._lock:
                 self._programs[number] = found
 
-    def placed(self, place: Callable[[], Place], pipeline: Callable[[], PipelineFacts | None]) -> None:
-        """Where the run takes place. Only the first answer counts."""
+    def placed(
+        self,
+        place: Callable[[], Place],
+        pipeline: Callable[[], PipelineFacts | None],
+        timing: Callable[[], StageTiming | None] = lambda: None,
+    ) -> None:
+        """Where the run takes place, and how its stages can be timed. Only the first answer counts."""
         if self._place is None:
             with self.doing("reporting"):
-                self._place, self._pipeline = place(), pipeline()
+                self._place, self._pipeline, self._timing = place(), pipeline(), timing()
 
     def warn(self, message: str) -> None:
         """The log warns of something."""
@@ -234,7 +252,7 @@ class RunRecorder:
         with self._lock:
             end = self.now()
             self._checkpoints.add(CheckpointFacts(step, end - seconds, seconds, size))
-            self._line.note(Event("checkpoint", "checkpoints", end - seconds, end, f"step {step}"))
+            self._line.note("checkpoint", "checkpoints", end - seconds, end, f"step {step}")
 
     # --- the result
 
@@ -246,23 +264,43 @@ class RunRecorder:
             count, used.count = used.count, None
             with self.doing("reporting"):
                 try:
-                    used.facts = replace(used.facts, operations=count())
+                    used.facts = _with(used.facts, count())
                 except Exception as error:  # the run is worth more than this number
                     self.warn(f"The operations of {used.facts.name} could not be counted: {error}")
+
+    def wants_peak(self) -> tuple[str, int, str] | None:
+        """The platform, the number of devices and the dtype for which a peak would say something, if any."""
+        place = self._place
+        dtypes = [used.facts.counted.dtype for used in self._programs.values() if used.facts.counted is not None]
+        dtype = next((dtype for dtype in dtypes if dtype), None)
+        if self.peak is not None or place is None or dtype is None or self._entered is not None:
+            return None
+        return place.platform, place.replicas * place.devices, dtype
+
+    def time_stages(self) -> None:
+        """Time the stages of the pipeline, if there is one. Takes as long as compiling it, and about a second more."""
+        timing, self._timing = self._timing, None
+        if timing is None or self._pipeline is None:
+            return
+        with self.doing("reporting"):
+            try:
+                self._pipeline = replace(self._pipeline, measured=timing())
+            except Exception as error:  # the run is worth more than these numbers
+                self.warn(f"The stages could not be timed: {error}")
 
     def facts(self) -> RunFacts:
         """Everything that is known by now."""
         with self._lock:
             now = self.now()
             line, parts = self._line, self._line.passed(now)
-            events = sorted((event for track in line.events.values() for event in track.items()), key=lambda e: e.start)
             return RunFacts(
                 self.name, self.model, self._place, tuple(used.facts for used in self._programs.values()),
                 self._pipeline, self._launches, self._steps, self._samples, self.began,
                 self._seconds + (0.0 if self._entered is None else now - self._entered), parts,
                 line.host.get("feed", 0.0), line.device_seconds, self._first_step, self._timed(),
-                self._executions.items(), self._logged.items(), self._checkpoints.items(), tuple(events),
-                tuple(self._warnings), self._entered is None, self.failure,
+                tuple(Execution(*one) for one in self._executions.items()),
+                self._logged.items(), self._checkpoints.items(), line.events(),
+                tuple(self._warnings), self._entered is None, self.failure, self.peak,
             )  # fmt: skip
 
     def _timed(self) -> Timed:
@@ -288,6 +326,22 @@ class _Doing:
 
     def __exit__(self, *_: object) -> None:
         self._run.end(*self._began, self._name)
+
+
+def _with(facts: ProgramFacts, counted: Counted) -> ProgramFacts:
+    """The facts about a program, with its costs and the layers that its weights belong to."""
+    buffers = None if facts.buffers is None else named(facts.buffers, counted.owners)
+    return replace(facts, counted=counted, buffers=buffers)
+
+
+def smallest(value: Any, state: Any) -> Any:
+    """The smallest of the arrays that an execution returns. All are there at the same time, and others may be large."""
+    import jax
+
+    arrays = [leaf for leaf in jax.tree.leaves(value) if hasattr(leaf, "is_ready")] or jax.tree.leaves(state)
+    if arrays and arrays[0].ndim == 0:  # logs are single numbers: this saves the time to look for the smallest
+        return arrays[0]
+    return min(arrays, key=lambda array: array.nbytes, default=None)
 
 
 def has_ended(array: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from .bounded import Ends
@@ -16,6 +16,8 @@ SHORTEST = 20e-6
 
 _PARTS = {"call": "other"}
 """Kinds that are not parts of the time of their own."""
+_Event = tuple[str, str, float, float, str]
+"""What an `Event` is made of. There are several for each launch, and tuples are made more quickly."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,10 +36,9 @@ class Timeline:
     counts for the devices instead. Executions follow each other, so one begins when the one before has ended.
     """
 
-    parts: dict[str, float] = field(default_factory=dict)
-    host: dict[str, float] = field(default_factory=dict)
+    parts: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    host: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """The host's seconds of each kind, whether or not the devices computed."""
-    events: dict[str, Ends[Event]] = field(default_factory=dict)
     device_seconds: float = 0.0
     _kinds: list[tuple[str, float]] = field(default_factory=list)
     """What the host is doing, from outside to inside, and since when."""
@@ -45,6 +46,8 @@ class Timeline:
     _running: deque[Interval] = field(default_factory=deque)
     _free_at: float = -math.inf
     """When the latest finished execution ended."""
+    _noted: defaultdict[str, Ends[_Event]] = field(default_factory=lambda: defaultdict(lambda: Ends(EVENTS)))
+    """The events of each track, for the trace."""
 
     def begin(self, kind: str, now: float) -> int:
         """The host begins something. Returns how many other things it is in the middle of."""
@@ -61,7 +64,7 @@ class Timeline:
         kind, began = self._kinds[depth]
         del self._kinds[depth:]
         if now - began >= SHORTEST:
-            self.note(Event(kind, "host", began, now, name))
+            self.note(kind, "host", began, now, name)
         return now - began
 
     def launch(self, now: float) -> Interval:
@@ -76,11 +79,16 @@ class Timeline:
         execution.end = now
         self._free_at = now
         self.device_seconds += now - execution.start
-        self.note(Event("execution", "devices", execution.start, now))
+        self.note("execution", "devices", execution.start, now)
 
-    def note(self, event: Event) -> None:
+    def note(self, kind: str, track: str, start: float, end: float, name: str = "") -> None:
         """Keep an event for the trace."""
-        self.events.setdefault(event.track, Ends(EVENTS)).add(event)
+        self._noted[track].add((kind, track, start, end, name))
+
+    def events(self) -> tuple[Event, ...]:
+        """The first and the last events of each track, in order."""
+        events = [Event(*event) for track in self._noted.values() for event in track.items()]
+        return tuple(sorted(events, key=lambda event: event.start))
 
     def passed(self, now: float) -> TimeParts:
         """The seconds of each kind until now."""
@@ -99,6 +107,6 @@ class Timeline:
                 busy, at = busy + end - begin, end
         while self._running and self._running[0].end <= now:
             self._running.popleft()
-        self.parts["device"] = self.parts.get("device", 0.0) + busy
-        self.parts[kind] = self.parts.get(kind, 0.0) + now - start - busy
-        self.host[kind] = self.host.get(kind, 0.0) + now - start
+        self.parts["device"] += busy
+        self.parts[kind] += now - start - busy
+        self.host[kind] += now - start

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-FORMAT: Final = 1
+from .costs import Buffers, Counted, Peak, Rewritten
+
+FORMAT: Final = 2
 COUNTED: Final = "2 per multiply-add of matrix products and direct convolutions, 1 per element of other arithmetic"
 """What is counted as an operation, in words."""
 
@@ -46,13 +48,24 @@ class ProgramFacts:
     """False if a call inside this one used it, such as a validation."""
     cached: bool
     """Whether it came from the program cache."""
-    operations: float | None
-    """Of one step: a micro-batch and its share of an update. None if they have not been counted."""
     accessed: float
     """Bytes read and written, as XLA counts them: the body of each loop only once."""
     memory: MemoryUse
     hlo_bytes: int
     """The size of the compiled program as text."""
+    hlo: str
+    """The compiled program as text, without its middle if it is long."""
+    buffers: Buffers | None
+    """None if XLA does not tell."""
+    counted: Counted | None
+    """None if its operations have not been counted."""
+    rewritten: tuple[Rewritten, ...]
+    """Convolutions that are computed in another form."""
+
+    @property
+    def operations(self) -> float | None:
+        """Of one step: a micro-batch and its share of an update. None if they have not been counted."""
+        return None if self.counted is None else self.counted.operations
 
     @property
     def seconds(self) -> float:
@@ -178,6 +191,26 @@ class StageFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredStages:
+    """How long the actions of a pipeline take, each timed alone on its device after the run. Times are in seconds."""
+
+    forward: tuple[float, ...]
+    """Of one forward, by stage."""
+    backward: tuple[float, ...]
+    """Of one backward, by stage; empty without training."""
+    exchange: float
+    """Of the exchange after a tick."""
+    update: float
+    """Of the update of the weights, on all devices; 0 without training."""
+    kept: tuple[int, ...]
+    """Per stage, the bytes that one micro-batch takes between its forward and its backward."""
+    bubble: float
+    """The share of all devices' time in which they wait, if actions take these times."""
+    seconds: float
+    """One update by these times: its ticks, their exchanges, and the update of the weights."""
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineFacts:
     """The plan of a pipeline: its stages, and the table of one update."""
 
@@ -192,6 +225,8 @@ class PipelineFacts:
     training: bool
     table: tuple[str, ...]
     """What each device does, tick by tick: "F0:0 F0:1 B0:0,F0:2 -". Empty if it is too long to show."""
+    measured: MeasuredStages | None = None
+    """None if the stages have not been timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +288,8 @@ class RunFacts:
     """What the log has warned of."""
     ended: bool
     failure: str | None
+    peak: Peak | None
+    """None if it was not measured: nobody asked for a page, or there was nothing to compare it with."""
 
     def text(self) -> str:
         """The facts as a table."""

@@ -29,9 +29,10 @@ from openipu.engine.types import Data, Tree
 import keras
 from keras.callbacks import Callback, CallbackList
 
+from .about_to_train import tell
 from .notices import describe_updates
 from .session import ResumePoint, Session
-from .together import one_end, without_writers
+from .together import may_act_alone, one_end, without_writers
 from .validation import Validation
 
 log = logging.getLogger("openipu")
@@ -89,6 +90,7 @@ def fit(
     with doing("plan"):
         build(model, feed.source.first_batch)
         session.check_labels("train", feed)
+    tell(session, feed)
     container = _callback_list(model, callbacks, add_history=True, verbose=verbose, epochs=epochs, steps=feed.num_steps)
     return _train(session, feed, container, validation, initial_epoch, epochs)
 
@@ -235,9 +237,9 @@ def _run_metrics(
 ) -> Logs:
     """Run one epoch of training or evaluation, and return its logs."""
     logs: Logs | None = None
-    if not session.place(mode).replicas.is_local:
-        stopped = one_end(callbacks, stopped)
-    with contextlib.closing(session.epoch(mode, feed, callbacks)) as epoch:
+    alone = may_act_alone(session.place(mode), callbacks)
+    stopped = one_end(alone, stopped)
+    with contextlib.closing(session.epoch(mode, feed, callbacks, alone)) as epoch:
         for latest in epoch:
             logs = latest
             if stopped():
@@ -270,10 +272,12 @@ def predict(
     with doing("callbacks"), interruptible():
         container.on_predict_begin()
     blocks = []
-    with contextlib.closing(session.epoch("predict", feed, container)) as epoch:
+    alone = may_act_alone(place, container)
+    stopped = one_end(alone, lambda: model.stop_predicting)
+    with contextlib.closing(session.epoch("predict", feed, container, alone)) as epoch:
         for outputs in epoch:
             blocks.append(outputs)
-            if model.stop_predicting:
+            if stopped():
                 break
     with doing("callbacks"), interruptible():
         container.on_predict_end()

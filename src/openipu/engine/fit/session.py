@@ -11,6 +11,8 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from openipu.engine.core.carried_rows import check_carried_rows
+from openipu.engine.core.model_state import variables_of
 from openipu.engine.core.optimizer_chain import describe
 from openipu.engine.core.options import Options
 from openipu.engine.core.replica_metrics import mention_metrics
@@ -165,7 +167,9 @@ class Session:
     def pipeline(self, mode: Mode) -> KerasPipeline:
         """The stages of a pipelined model and how they run. Kept as long as the model and its options do not change."""
         options = self.effective_options
-        key = (mode == "train", options, tuple(map(id, self.model.layers)))
+        owners = variables_of(self.model, "predict")
+        variables = tuple(map(id, owners.trainable)), tuple(map(id, owners.non_trainable))
+        key = (mode == "train", options, tuple(map(id, self.model.layers)), variables)
         if key not in self._pipelines:
             self._pipelines = {old: known for old, known in self._pipelines.items() if old[1:] == key[1:]}
             self._pipelines[key] = make_keras_pipeline(self.model, mode, options)
@@ -187,8 +191,9 @@ class Session:
         name, place = f"{mode}_function", self.reserve_place(mode)
         current = getattr(self.model, name, None)
         options = self.effective_options
-        if force or not isinstance(current, StepFunction) or (current.place, current.options) != (place, options):
+        if force or not isinstance(current, StepFunction) or not current.fits(place, options):
             mention_compiled(self.model)
+            check_carried_rows(self.model, place.replicas.count)
             if place.replicas.count > 1 and mode != "predict":
                 mention_metrics(self.model.name, self.model.metrics)
             current = StepFunction(self.model, mode, place, options, self.pipeline(mode) if self.pipelined else None)
@@ -206,11 +211,16 @@ class Session:
         if self._epochs:
             self._epochs[-1].sync()
 
-    def epoch(self, mode: Mode, feed: Feed, callbacks: keras.callbacks.CallbackList) -> Generator[Tree, None, None]:
-        """Run one epoch. Yields the logs or outputs of each execution, after the callbacks have seen them."""
+    def epoch(
+        self, mode: Mode, feed: Feed, callbacks: keras.callbacks.CallbackList, alone: bool = False
+    ) -> Generator[Tree, None, None]:
+        """Run one epoch. Yields the logs or outputs of each execution, after the callbacks have seen them.
+
+        `alone` says that callbacks may use the model in some of its processes only.
+        """
         with doing("plan"):
             function = self.function(mode)
-        held = StateInFlight(self.model, mode, function.spread)
+        held = StateInFlight(self.model, mode, function.spread, alone)
         keeper, resume = (self.keeper, self.resume) if mode == "train" else (None, None)
         if resume is not None:
             self.resume = None

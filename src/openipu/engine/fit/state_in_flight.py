@@ -6,9 +6,10 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from openipu.engine.core.model_state import assign, values_of, variables_of
+from openipu.engine.core.model_state import assign, unshared, values_of, variables_of
 from openipu.engine.core.state import Mode, State
 from openipu.engine.core.state_layout import StateLayout
+from openipu.engine.devices import group
 from openipu.engine.devices.launching import is_ready
 from openipu.engine.devices.transfer import local
 from openipu.engine.facts.calls import doing
@@ -26,10 +27,13 @@ class StateInFlight:
 
     An execution uses up the buffers of the state that it is given, so from `run` to `sync` the variables are empty.
     Keras' callbacks call `model.jax_state_sync()` before they look at the model, and that calls `sync`.
+
+    If several processes run the model together, they put its state on the devices together. So if callbacks may look at
+    the model in some processes only (`alone`), the others do as these have done.
     """
 
-    def __init__(self, model: keras.Model, mode: Mode, spread: StateLayout) -> None:
-        self._model, self._mode, self._spread = model, mode, spread
+    def __init__(self, model: keras.Model, mode: Mode, spread: StateLayout, alone: bool = False) -> None:
+        self._model, self._mode, self._spread, self._alone = model, mode, spread, alone
         self._state: State | None = None
         self._counted: tuple[list[Array], list[Array]] = [], []
         self._shown: State | None = None
@@ -42,6 +46,8 @@ class StateInFlight:
         Ctrl-C waits meanwhile, except where `execute` lets it through.
         """
         with uninterrupted():
+            if self._alone and group.any_of("the start of an execution", self._state is None):
+                self.sync()
             state: State | None = self._take()
             try:
                 result, state = execute(state, *args)
@@ -52,6 +58,8 @@ class StateInFlight:
                 # If `show` was called meanwhile, the variables have the state and may have changed it.
                 self._state = None if state is self._shown else state
                 self._shown = None
+        if self._alone and self._spread.joint:
+            self.sync()
         return result
 
     def show(self, state: State) -> None:
@@ -135,7 +143,7 @@ class StateInFlight:
         # Kept, because a callback may change which variables are trainable.
         self._owners = owners = variables_of(self._model, self._mode)
         values = values_of(owners)
-        state = self._spread.spread(values)
+        state = self._spread.spread(unshared(values, self._model))
         own = self._own_metrics(values)
         if own:
             state = state._replace(metrics=own)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any
 
 from openipu.engine.core.keras_steps import make_step
+from openipu.engine.core.model_state import unshared, variables_of
 from openipu.engine.core.options import Options
 from openipu.engine.core.state import Mode, parts_of, state_of
 from openipu.engine.core.state_layout import ReplicaLayout, StateLayout
@@ -35,6 +37,7 @@ class StepFunction:
         pipeline: KerasPipeline | None = None,
     ) -> None:
         self.place, self.options, self._mode = place, options, mode
+        self._model, self._owners = model, variables_of(model, mode)
         self.live = StepLogs(options.buffer_depth) if options.live_callbacks else None
         self.loop: Loop
         self.spread: StateLayout
@@ -43,12 +46,21 @@ class StepFunction:
         else:
             self.loop, self.spread = _make_loop(model, mode, place, options, self.live)
 
+    def fits(self, place: Placement, options: Options) -> bool:
+        """Whether it still runs the model: at this place, with these options, and with the same variables as before.
+
+        Those change without `compile` when layers are frozen, LoRA is enabled, or the model gets another optimizer.
+        """
+        pairs = zip(self._owners, variables_of(self._model, self._mode), strict=True)
+        same = all(len(old) == len(new) and all(map(operator.is_, old, new)) for old, new in pairs)
+        return same and (self.place, self.options) == (place, options)
+
     def __call__(self, parts: tuple[Any, ...], iterator: Iterator[Any]) -> tuple[Any, tuple[Any, ...]]:
         """Run one step on the next batch, and return its logs or outputs and the new parts of the state."""
         batch = next(iterator)
         if self._mode == "train" and rows_of(batch) == 0:
             raise ValueError("The batch has 0 samples. Give at least one row to train on.")
-        state = self.spread.spread(state_of(self._mode, parts))
+        state = self.spread.spread(unshared(state_of(self._mode, parts), self._model))
         result, state = self.loop.execute_one(state, batch)
         value = result.rows() if self._mode == "predict" else result.value
         return value, parts_of(self._mode, self.spread.gather(state))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from openipu.engine.devices import group
+from openipu.engine.devices.placement import Placement
 
 import keras
 from keras.callbacks import Callback
@@ -21,9 +22,21 @@ def without_writers(callbacks: Callback | Sequence[Callback] | None) -> list[Cal
     return [callback for callback in listed if not isinstance(callback, WRITERS)]
 
 
-def one_end(callbacks: keras.callbacks.CallbackList, stopped: Callable[[], bool]) -> Callable[[], bool]:
-    """Whether any process has stopped. Asked after each execution, if callbacks of the user may stop one alone."""
-    foreign = [c for c in callbacks.callbacks if not type(c).__module__.startswith(("keras.", "openipu."))]
-    if not group.any_of("callbacks that may stop", bool(foreign)):
-        return stopped
-    return lambda: group.any_of("the end of an execution", stopped())
+def may_act_alone(place: Placement, callbacks: keras.callbacks.CallbackList) -> bool:
+    """Whether callbacks may stop, read or change the model between executions in some of its processes only."""
+    return not place.replicas.is_local and group.any_of(
+        "callbacks that act alone", any(map(_acts, callbacks.callbacks))
+    )
+
+
+def _acts(callback: Callback) -> bool:
+    """Whether a callback may do such a thing: those of the user, and those of Keras that save between executions."""
+    if isinstance(callback, keras.callbacks.LambdaCallback):
+        return True
+    ours = type(callback).__module__.startswith(("keras.", "openipu."))
+    return getattr(callback, "save_freq", "epoch") != "epoch" if ours else True
+
+
+def one_end(alone: bool, stopped: Callable[[], bool]) -> Callable[[], bool]:
+    """Whether this process has stopped, or any process if callbacks may stop one alone. Asked after each execution."""
+    return (lambda: group.any_of("the end of an execution", stopped())) if alone else stopped

@@ -60,6 +60,12 @@ def has_value(variable: keras.Variable) -> bool:
     return variable._value is not None
 
 
+def value_in(variable: keras.Variable) -> Array:
+    """The value of a variable of its own, regardless of open scopes."""
+    value: Array = variable._value
+    return value
+
+
 def drop_values(variables: Sequence[keras.Variable]) -> None:
     """Free the memory of variables. Each one is empty until it is assigned again."""
     for variable in variables:
@@ -115,6 +121,14 @@ def optimized_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Var
     return list(optimizer._trainable_variables)
 
 
+# --- losses and metrics -----------------------------------------------------------------------------------------------
+
+
+def function_wrappers() -> list[tuple[type, str]]:
+    """The classes that make a loss or a metric of a function, and the attribute in which each keeps it."""
+    return [(LossFunctionWrapper, "fn"), (keras.metrics.MeanMetricWrapper, "_fn")]
+
+
 # --- models and their trainer ----------------------------------------------------------------------------------------
 
 
@@ -126,6 +140,16 @@ def all_layers(model: keras.Layer, itself: bool = True) -> list[keras.Layer]:
 def compiled_parts(model: keras.Model) -> list[Any]:
     """The losses and metrics that `compile` made. They have variables once Keras has seen a batch."""
     return [part for part in (model._compile_metrics, model._compile_loss) if part is not None]
+
+
+def loss_tracker(model: keras.Model) -> Any:
+    """The metric that a compiled model reports as its loss; None before it is compiled."""
+    return model._loss_tracker
+
+
+def compiled_metrics(model: keras.Model) -> Any:
+    """What `compile` made of the metrics: one metric for all. None if there are none."""
+    return model._compile_metrics
 
 
 def symbolic_build(model: keras.Model, batch: Tree) -> None:
@@ -275,9 +299,15 @@ def inside_call(layer: keras.Layer) -> Iterator[None]:
         global_state.set_global_attribute("current_call_ctx", before)
 
 
+def stateless_scope() -> keras.StatelessScope | None:
+    """The stateless scope that is open, if there is one."""
+    scope: keras.StatelessScope | None = global_state.get_global_attribute("stateless_scope")
+    return scope
+
+
 def in_stateless_scope() -> bool:
     """Whether a stateless scope is open, which means that something is being traced."""
-    return global_state.get_global_attribute("stateless_scope") is not None
+    return stateless_scope() is not None
 
 
 def in_symbolic_scope() -> bool:

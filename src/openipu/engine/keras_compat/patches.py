@@ -301,6 +301,15 @@ STATELESS_CALL = Patch(
     keras.Model, "stateless_call", lifetime="while the last stage of a pipeline is traced", of_objects=True,
     reason="Keras' own step computes loss and metrics from the outputs of the stages.",
 )  # fmt: skip
+OWN_APPLY = Patch(
+    keras.optimizers.Optimizer, "apply", lifetime="while a user's `train_step` with a tape is traced", of_objects=True,
+    reason="An update by assignment becomes `stateless_apply`, where gradients are mapped and reduced over replicas.",
+)  # fmt: skip
+OWN_APPLY_GRADIENTS = Patch(
+    keras.optimizers.Optimizer, "apply_gradients", of_objects=True,
+    lifetime="while a user's `train_step` with a tape is traced",
+    reason="The same; an optimizer may override either of them.",
+)  # fmt: skip
 STATELESS_APPLY = Patch(
     keras.optimizers.Optimizer, "stateless_apply", lifetime="while a user's `train_step` is traced", of_objects=True,
     reason="Gradients are mapped and reduced over replicas where a user's own step applies them.",

@@ -19,7 +19,8 @@ from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.systems import spare_threads
 from openipu.engine.facts import calls
-from openipu.engine.facts.recorder import RunRecorder
+from openipu.engine.facts.costs import Buffers, Counted, Rewritten
+from openipu.engine.facts.recorder import RunRecorder, StageTiming
 from openipu.engine.facts.timeline import Interval
 from openipu.engine.facts.values import MemoryUse, PipelineFacts, Place, ProgramFacts
 from openipu.engine.host_io.outfeed_buffer import HostBuffer
@@ -30,8 +31,12 @@ from openipu.engine.types import Tree
 import jax
 
 from .arrays import zeros
+from .buffers import buffers_of
 
 log = logging.getLogger("openipu")
+
+LONGEST_TEXT = 40_000
+"""The most characters of a compiled program that a report shows."""
 
 Function = Callable[..., tuple[Any, ...]]
 """Takes the state first. Returns results, the new state, and possibly more."""
@@ -49,32 +54,38 @@ class CompiledProgram:
     """The time that it took to trace, to lower and to compile it."""
     cached: bool = False
     """Whether it came from the cache of compiled programs."""
-    operations: Callable[[], float] | None = None
+    operations: Callable[[], Counted] | None = None
     """Counts the operations of one step on one device: a micro-batch, and its share of an update."""
+    rewritten: tuple[Rewritten, ...] = ()
+    """The convolutions in it that are computed in another form."""
     outfeeds: Mapping[HostBuffer, Tree] = field(default_factory=dict)
     """The outfeeds that it fills, and the shapes of their elements."""
     number: int = field(default_factory=itertools.count().__next__)
     """Tells it apart from all others of the process."""
 
     def facts(self, before: bool) -> ProgramFacts:
-        """The facts about it, without the number of its operations. `before` says whether it is an old one."""
+        """The facts about it, without its costs. `before` says whether it is an old one."""
+        text, analysis = self.compiled.as_text() or "", self.compiled.memory_analysis()
         return ProgramFacts(
             self.name,
             *self.seconds,
             before,
             calls.is_own(),
             self.cached,
-            None,
             float((self.compiled.cost_analysis() or {}).get("bytes accessed", 0.0)),
-            _memory(self.compiled.memory_analysis()),
-            len(self.compiled.as_text() or ""),
+            _memory(analysis),
+            len(text),
+            shortened(text),
+            _buffers(self.compiled, analysis),
+            None,
+            self.rewritten,
         )
 
     def note(self, run: RunRecorder, before: bool) -> None:
         """Tell a run that is recorded that this program is a part of it."""
         run.used(self.number, lambda: self.facts(before), self.operations and self._count)
 
-    def _count(self) -> float:
+    def _count(self) -> Counted:
         assert self.operations is not None
         with tracing():
             return self.operations()
@@ -87,13 +98,15 @@ def compile_program(
     arguments: tuple[Any, ...],
     *,
     donate: bool = True,
-    operations: Callable[[], float] | None = None,
+    operations: Callable[[], Counted] | None = None,
+    noted: bool = True,
 ) -> CompiledProgram:
     """Compile the function that `make` returns for arguments like these, which may be arrays or their shapes.
 
-    `donate` lets the program reuse the buffers of its first argument.
+    `donate` lets the program reuse the buffers of its first argument. `noted` is False for programs that a report
+    itself needs, which are not a part of the run.
     """
-    clock, hits = _Clock(name), program_cache.hits()
+    clock, hits = _Clock(name, noted), program_cache.hits()
     with convolution.counted() as replaced:
         lowered = _lower(make, arguments, donate, clock)
     options: dict[str, Any] = replaced.compiler_options(place.replicas.platform) | dict(place.compiler_options)
@@ -109,9 +122,10 @@ def compile_program(
     log.debug("%s: compiled in %.2f s", name, sum(clock.seconds))
     trace, lower, compile = clock.seconds
     program = CompiledProgram(
-        name, call, compiled, (trace, lower, compile), program_cache.hits() > hits, operations
+        name, call, compiled, (trace, lower, compile), program_cache.hits() > hits, operations,
+        tuple(replaced.convolutions),
     )  # fmt: skip
-    if (run := calls.current()) is not None:
+    if noted and (run := calls.current()) is not None:
         program.note(run, before=False)
     return program
 
@@ -123,6 +137,7 @@ def note_launch(
     batch_size: int = 0,
     accumulation: int = 1,
     pipeline: Callable[[], PipelineFacts | None] = lambda: None,
+    timing: Callable[[], StageTiming | None] = lambda: None,
 ) -> Interval:
     """Tell a run that is recorded that these programs are about to be launched."""
     for program in programs:
@@ -134,6 +149,7 @@ def note_launch(
                 device_memory(replicas), batch_size, accumulation,
             ),
             pipeline,
+            timing,
         )  # fmt: skip
     return run.launching()
 
@@ -143,13 +159,15 @@ class _Clock:
     """Measures how long each part of compiling a program takes."""
 
     name: str
+    noted: bool = True
+    """Whether the run that is recorded is told."""
     seconds: list[float] = field(default_factory=list)
 
     @contextlib.contextmanager
     def doing(self, part: str) -> Iterator[None]:
         """Measure the next part."""
         began = time.perf_counter()
-        with calls.doing(part, self.name):
+        with calls.doing(part, self.name) if self.noted else contextlib.nullcontext():
             yield
         self.seconds.append(time.perf_counter() - began)
 
@@ -208,6 +226,22 @@ def _memory(analysis: object) -> MemoryUse:
     arguments, results, reused, temporary = (getattr(analysis, f"{name}_size_in_bytes", None) for name in names)
     code = getattr(analysis, "generated_code_size_in_bytes", None) or None  # 0 bytes means unknown
     return MemoryUse(arguments, results, reused, temporary, code)
+
+
+def _buffers(compiled: jax.stages.Compiled, analysis: object) -> Buffers | None:
+    """What the memory of a program holds; None if XLA does not tell."""
+    assignment = getattr(analysis, "serialized_buffer_assignment_proto", None)
+    executable = compiled.runtime_executable()
+    modules = executable.hlo_modules() if assignment and executable is not None else ()
+    return buffers_of(assignment, modules[0].as_serialized_hlo_module_proto()) if assignment and modules else None
+
+
+def shortened(text: str) -> str:
+    """A text without its middle if it is long."""
+    if len(text) <= LONGEST_TEXT:
+        return text
+    half = LONGEST_TEXT // 2
+    return f"{text[:half]}\n\n... {len(text) - 2 * half:,} characters are left out here ...\n\n{text[-half:]}"
 
 
 def _dump(compiled: jax.stages.Compiled, folder: Path, name: str) -> None:

@@ -22,7 +22,8 @@ from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.transfer import local, read
 from openipu.engine.facts import calls
-from openipu.engine.facts.recorder import RunRecorder
+from openipu.engine.facts.costs import Counted
+from openipu.engine.facts.recorder import RunRecorder, StageTiming
 from openipu.engine.facts.timeline import Interval
 from openipu.engine.facts.values import PipelineFacts
 from openipu.engine.host_io.outfeed_buffer import filled
@@ -95,8 +96,8 @@ class Loop(abc.ABC):
         """
 
     @abc.abstractmethod
-    def _operations(self, state: State, resident: Tree, body: Tree) -> float:
-        """The number of operations in one step on one device, counted before convolutions are rewritten."""
+    def _operations(self, state: State, resident: Tree, body: Tree) -> Counted:
+        """The costs of one step, counted before convolutions are rewritten."""
 
     def execute(
         self, state: State, resident: Tree, slab: Slab, launch: Launch | None = None
@@ -112,7 +113,7 @@ class Loop(abc.ABC):
         if outfeeds and any(job.counts.extra for job in jobs):
             mention_incomplete()
         run = calls.current()
-        execution = None if run is None else self._note(run, programs, slab)
+        execution = None if run is None else self._note(run, programs, state, resident, slab)
         results = []
         with filled(outfeeds.items(), replicas.own if outfeeds else ()):
             for program, job in zip(programs, jobs, strict=True):
@@ -137,11 +138,17 @@ class Loop(abc.ABC):
         """The plan of a pipeline for slabs of `steps` steps; None if this is not one."""
         return None
 
-    def _note(self, run: RunRecorder, programs: list[CompiledProgram], slab: Slab) -> Interval:
+    def stage_timing(self, state: State, resident: Tree, body: Tree) -> StageTiming | None:  # noqa: ARG002
+        """How to time the stages of a pipeline after the run; None if this is not one, or if that is not possible."""
+        return None
+
+    def _note(
+        self, run: RunRecorder, programs: list[CompiledProgram], state: State, resident: Tree, slab: Slab
+    ) -> Interval:
         """Tell a run that is recorded what is about to be launched."""
         return note_launch(
             run, programs, self._place.replicas, slab.batch_size, self._accumulation.steps,
-            lambda: self.pipeline_facts(length(slab.body)),
+            lambda: self.pipeline_facts(length(slab.body)), lambda: self.stage_timing(state, resident, slab.body),
         )  # fmt: skip
 
     def execute_one(self, state: State, batch: Tree) -> tuple[Result, State]:

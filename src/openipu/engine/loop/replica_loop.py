@@ -8,12 +8,13 @@ from typing import Any
 
 from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.enqueued import ignored
-from openipu.engine.core.operation_count import operations
+from openipu.engine.core.layer_costs import counted, joined, names_of, scaled
 from openipu.engine.core.state import State, Step
 from openipu.engine.core.state_layout import ReplicaLayout
 from openipu.engine.core.trainer import Trainer
 from openipu.engine.data.slab import Slab
 from openipu.engine.devices.placement import Placement
+from openipu.engine.facts.costs import Counted, Part
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.types import Array, Tree
 
@@ -65,27 +66,30 @@ class ReplicaLoop(Loop):
         outputs = (1, None) if self._outcome.collect == "all" else None
         return replicas.program(run, (axes, None, 1, None, None), (outputs, axes))
 
-    def _operations(self, state: State, resident: Tree, body: Tree) -> float:
-        replicas, axes, size = self._place.replicas, self._spread.axes(state), self._accumulation.steps
-        step = self._step
+    def _operations(self, state: State, resident: Tree, body: Tree) -> Counted:
+        replicas, axes, step = self._place.replicas, self._spread.axes(state), self._step
+        names = names_of(state)
 
-        def traced(run: Callable[[State, Tree], Any]) -> float:
+        def traced(run: Callable[[State, Tree], Any], part: Part | None = None) -> Counted:
             def first(state: State, resident: Tree, body: Tree) -> Any:
                 batch = fetch(resident, row(own_column(body), 0))
                 with ignored():
                     result = run(self._spread.own_part(state), batch)
                 return jax.tree.map(lambda a: jnp.asarray(a)[None], result)
 
-            return operations(jax.make_jaxpr(replicas.program(first, (axes, None, 1), 0))(state, resident, body))
+            program = jax.make_jaxpr(replicas.program(first, (axes, None, 1), 0))(state, resident, body)
+            return counted(program, names, part)
 
-        def updated(state: State, batch: Tree) -> Any:
-            new, gradients, _ = step.micro(state, batch)
+        def update(state: State, _batch: Tree) -> Any:
             assert step.update is not None
-            total = self._accumulation.add(self._accumulation.start(state.trainable), gradients, 0)
-            return step.update(new, total)
+            # The weights stand in for their gradients, which have the same shapes.
+            total = self._accumulation.add(self._accumulation.start(state.trainable), state.trainable, 0)
+            return step.update(state, total)
 
         micro = traced(step.micro)
-        return micro if step.update is None else micro + (traced(updated) - micro) / size
+        if step.update is None:
+            return micro
+        return joined(micro, scaled(traced(update, "update"), 1 / self._accumulation.steps))
 
 
 def make_replica_loop(

@@ -9,7 +9,7 @@ from openipu.engine.types import Array
 import jax
 import jax.numpy as jnp
 
-from .arrays import is_float
+from .arrays import change, is_float
 from .remainder import Number
 
 
@@ -24,7 +24,7 @@ def only_if(active: Number, replicas: Replicas, new: State, old: State, updated:
         return jnp.where(active, a, b)
 
     def settle(a: Array, b: Array) -> Array:
-        return b + replicas.mean_of_active(a - b, active) if is_float(a) else a
+        return b + replicas.mean_of_active(change(a, b), active) if is_float(a) else a
 
     return State(
         new.trainable if updated else jax.tree.map(choose, new.trainable, old.trainable),
@@ -44,7 +44,7 @@ def agree(replicas: Replicas, state: State, begin: State) -> State:
         return state
 
     def mean(a: Array, b: Array) -> Array:
-        return b + replicas.mean(a - b) if is_float(a) else a
+        return b + replicas.mean(change(a, b)) if is_float(a) else a
 
     return state._replace(non_trainable=list(map(mean, state.non_trainable, begin.non_trainable)))
 

@@ -61,6 +61,8 @@ class ProgramTrace:
     """Optimizers that were applied."""
     rows: int | None = None
     """Samples in one element of an infeed, which is the micro-batch of one replica."""
+    whole: bool = True
+    """Whether this is a whole program, and not a part of one (part.py)."""
     _turns: int | None = 1
     _next_site: int = 0
 
@@ -187,7 +189,8 @@ class ProgramTrace:
                 new = body(carry)
             return new, *self._changes(site, child)
 
-        return site, rewrite(turn, self.replicas.platform), (carry, *self._changes(site, self.scope))
+        rewritten = rewrite(turn, self.replicas.platform) if self.whole else turn
+        return site, rewritten, (carry, *self._changes(site, self.scope))
 
     def _take_site(self) -> tuple[Site, int]:
         """The next site, and the number of the first site inside it."""

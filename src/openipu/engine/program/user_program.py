@@ -35,6 +35,7 @@ from openipu.engine.facts.calls import recorded
 from openipu.engine.host_io.outfeed_buffer import filled
 from openipu.engine.interrupts import SHORT, interruptible, uninterrupted
 from openipu.engine.keras_compat.patches import tracing
+from openipu.engine.loop.arrays import change
 from openipu.engine.loop.compile import CompiledProgram, compile_program, note_launch
 from openipu.engine.types import Array, Tree
 
@@ -197,7 +198,7 @@ class UserProgram:
             if _adds_up(variable):
                 return replicas.sum(new)
             moves = not variable.trainable and id(variable) not in own and jnp.issubdtype(new.dtype, jnp.floating)
-            return old + replicas.mean(new - old) if moves else new
+            return old + replicas.mean(change(new, old)) if moves else new
 
         return list(map(agree, needs.state, new, old))
 
@@ -262,6 +263,11 @@ class UserProgram:
         return arrays if self._place.replicas.is_local else self._place.replicas.send(arrays)
 
     def _values(self, needs: Needs) -> tuple[list[Array], list[Array]]:
+        seen = {id(v.value) for v in needs.constants}
+        for variable in needs.state:  # their arrays are used up, so each needs one of its own
+            if id(variable.value) in seen:
+                variable.assign(variable.value.copy())
+            seen.add(id(variable.value))
         return [self._take(v) for v in needs.state], [self._take(v) for v in needs.constants]
 
     def _take(self, variable: keras.Variable) -> Any:

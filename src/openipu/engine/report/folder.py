@@ -10,6 +10,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+from openipu.engine.devices.speed import measured_peak
 from openipu.engine.facts import watcher
 from openipu.engine.facts.calls import Recording, recordings
 from openipu.engine.facts.recorder import RunRecorder
@@ -31,8 +32,10 @@ class FolderReport(Recording):
     """
 
     def __init__(self, folder: Path, title: str = "") -> None:
+        from openipu.engine.devices import group  # here, because it loads JAX
+
         super().__init__()
-        instance = os.environ.get(INSTANCE, "0")
+        instance = os.environ.get(INSTANCE) or str(group.index())  # the variable is gone once the group is joined
         self.folder = folder if instance == "0" else folder / f"instance-{instance}"
         self._title = title
         self._lock = threading.Lock()
@@ -55,6 +58,7 @@ class FolderReport(Recording):
         self.failure = failure or self.failure
         for run in self.runs:
             run.settle()
+        self._measure()
         self.write()
 
     # --- what the recording is told
@@ -66,6 +70,7 @@ class FolderReport(Recording):
 
     def changed(self) -> None:
         """A run has ended or failed."""
+        self._measure()
         if self not in recordings:
             self._write_now_and_then(False)
             self.write()
@@ -82,6 +87,16 @@ class FolderReport(Recording):
             watcher.periodic.append(self.write)
         elif not wanted and self.write in watcher.periodic:
             watcher.periodic.remove(self.write)
+
+    def _measure(self) -> None:
+        """Measure what the devices can do, for the runs whose operations are known."""
+        for run in self.runs:
+            if (wanted := run.wants_peak()) is None:
+                continue
+            try:
+                run.peak = measured_peak(*wanted)
+            except Exception as error:  # the run is worth more than this number
+                run.warn(f"What the devices can do at best could not be measured: {error}")
 
     # --- files
 

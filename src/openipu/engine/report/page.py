@@ -7,6 +7,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from openipu.engine.facts.values import COUNTED, Report, RunFacts
+from openipu.engine.schedule.measures import duration
+
+from .costs import texts_of
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -14,14 +17,14 @@ if TYPE_CHECKING:
 
 def page(report: Report) -> str:
     """The text of the page."""
-    return _template().render(report=report, counted=COUNTED, written=_date(report.written))
+    return _template().render(report=report, counted=COUNTED, written=_date(report.written), texts=texts_of(report))
 
 
 @cache
 def _template() -> Template:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    from . import pictures, summary
+    from . import cost_pictures, costs, pictures, stages, summary
 
     environment = Environment(
         loader=PackageLoader("openipu.engine.report"),
@@ -30,7 +33,7 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"size": summary.size, "quantity": summary.quantity, "date": _date}
+    environment.filters |= {"size": summary.size, "quantity": summary.quantity, "date": _date, "duration": duration}
     environment.globals |= {
         "pictures": pictures,
         "parts": summary.parts,
@@ -38,6 +41,17 @@ def _template() -> Template:
         "advice": summary.advice,
         "colours": pictures.COLOURS,
         "charts": _charts,
+        "cost_pictures": cost_pictures,
+        "kinds": cost_pictures.KINDS,
+        "main_program": costs.main_program,
+        "layer_rows": costs.layer_rows,
+        "stage_rows": costs.stage_rows,
+        "memory_rows": costs.memory_rows,
+        "feed_rates": costs.feed_rates,
+        "feed_words": costs.feed_words,
+        "pipeline_times": stages.pipeline_times,
+        "shares": stages.shares,
+        "in_flight": stages.in_flight,
     }
     return environment.get_template("report.html")
 

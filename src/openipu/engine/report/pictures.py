@@ -12,6 +12,8 @@ from openipu.engine.schedule.picture import svg
 
 from markupsafe import Markup
 
+from .cost_pictures import KINDS
+from .stages import costs_of
 from .summary import parts, quantity, size
 
 # The colours of Okabe and Ito, which people with any kind of colour vision can tell apart, and few others.
@@ -27,14 +29,11 @@ COLOURS: Final = {
     "checkpoint": "#56b4e9",
     "reporting": "#767676",
     "other": "#b8b8b8",
-    "arguments": "#0072b2",
-    "results": "#56b4e9",
-    "temporary": "#e69f00",
-    "program": "#767676",
+    **KINDS,
 }
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _RIGHT = 720, 220, 64, 12, 40, 16
 _MARKS: Final = 60
-"""With more points than this, a line has no dots: they would hide it."""
+"""With more points than this, a line has no dots: they would hide it. So many places still tell their numbers."""
 
 
 def time_bar(run: RunFacts) -> Markup:
@@ -72,12 +71,13 @@ def line(points: Sequence[tuple[float, float | None]], x_name: str, y_name: str)
     known = [(x, y) for x, y in points if y is not None]
     if not known:
         return Markup("<p>{}: no numbers.</p>").format(y_name)
-    xs, ys = _ticks(*_range([x for x, _ in points])), _ticks(*_range([y for _, y in known]))
+    across, up = _range([x for x, _ in points]), _range([y for _, y in known])
+    xs, ys = _ticks(*across), _ticks(*up)
     inner, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
     def at(x: float, y: float) -> tuple[float, float]:
-        across, up = (x - xs[0]) / ((xs[-1] - xs[0]) or 1), (y - ys[0]) / ((ys[-1] - ys[0]) or 1)
-        return _LEFT + inner * across, _TOP + height * (1 - up)
+        right, top = (x - xs[0]) / ((xs[-1] - xs[0]) or 1), (ys[-1] - y) / ((ys[-1] - ys[0]) or 1)
+        return _LEFT + inner * right, _TOP + height * top
 
     drawn = [
         Markup('<path class="grid" d="M{} {:.1f}H{}"/><text class="y" x="{}" y="{:.1f}">{}</text>').format(
@@ -93,26 +93,44 @@ def line(points: Sequence[tuple[float, float | None]], x_name: str, y_name: str)
     for x, y in points:
         pen, path = ("M", path) if y is None else ("L", f"{path}{pen}{at(x, y)[0]:.1f} {at(x, y)[1]:.1f}")
     drawn.append(Markup('<path class="line" d="{}"/>').format(path))
-    if len(known) <= _MARKS:
-        drawn += [
-            Markup('<circle cx="{:.1f}" cy="{:.1f}" r="3.5"><title>{} {}: {}</title></circle>').format(
-                *at(x, y), x_name, quantity(x), quantity(y)
-            )
-            for x, y in known
-        ]
+    kind = "dot" if len(known) <= _MARKS else "hit"
+    drawn += [
+        Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}"><title>{} {}: {}</title></circle>').format(
+            kind, *at(x, y), 3.5 if kind == "dot" else 7, x_name, quantity(x), quantity(y)
+        )
+        for x, y in known[:: -(-len(known) // _MARKS)]
+    ]
     drawn.append(Markup('<text class="x" x="{}" y="{}">{}</text>').format(_LEFT + inner / 2, _HEIGHT - 4, x_name))
     return Markup(
         '<figure tabindex="0"><figcaption>{}</figcaption><svg class="chart" viewBox="0 0 {} {}" role="img" '
-        'aria-label="{} over {}: from {} to {}">{}</svg></figure>'
+        'aria-label="{} over {}: from {} to {}, between {} and {}">{}</svg></figure>'
     ).format(
-        y_name, _WIDTH, _HEIGHT, y_name, x_name, quantity(known[0][1]), quantity(known[-1][1]), Markup("").join(drawn)
+        y_name,
+        _WIDTH,
+        _HEIGHT,
+        y_name,
+        x_name,
+        *map(quantity, (known[0][1], known[-1][1], *up)),
+        Markup("").join(drawn),
     )
 
 
-def gantt(plan: PipelineFacts) -> Markup:
-    """The table of a pipeline's schedule. Its text is made of numbers and of the schedule's name, which is escaped."""
-    table = Table.parse(plan.table, [stage.device for stage in plan.stages], plan.training, one_at_a_time=False)
-    return Markup(svg(table, plan.schedule))
+def gantt(plan: PipelineFacts, measured: bool = False) -> Markup:
+    """The table of a pipeline's schedule, as planned or with measured times.
+
+    Its text is made of numbers and of the schedule's name, which is escaped.
+    """
+    times = costs_of(plan.measured) if measured and plan.measured is not None else None
+    return Markup(svg(_table(plan), plan.schedule, times))
+
+
+def schedule_text(plan: PipelineFacts) -> str:
+    """The same table as text, for people who cannot see or point at the picture."""
+    return str(_table(plan))
+
+
+def _table(plan: PipelineFacts) -> Table:
+    return Table.parse(plan.table, [stage.device for stage in plan.stages], plan.training, one_at_a_time=False)
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

@@ -8,6 +8,8 @@ from typing import Final
 
 from openipu.engine.facts.values import RunFacts, TimeParts
 
+from .stages import costs_of, stage_advice
+
 WAITS: Final = 0.1
 """Devices that wait longer than this share of the time are worth a word."""
 PARTS: Final = {
@@ -96,11 +98,17 @@ def _measures(run: RunFacts) -> Iterator[Measure]:
         yield Measure("devices wait for callbacks", run.parts.callbacks / running, "%", True)
     if run.pipeline is not None:
         yield Measure("planned bubble", run.pipeline.bubble, "%", True)
+        if run.pipeline.measured is not None:
+            yield Measure("measured bubble", run.pipeline.measured.bubble, "%", True)
+            yield Measure("stage balance", costs_of(run.pipeline.measured).balance(), "%", False)
     counted = [program.operations for program in run.programs if program.own and program.operations]
     if counted and place is not None:
         yield Measure("operations per step and device", max(counted), "", None)
         if timed.seconds > 0 and timed.steps:
             yield Measure("speed of a device", 1e-9 * max(counted) * timed.steps / timed.seconds, "GFLOP/s", False)
+            if run.peak is not None:
+                speed = max(counted) * run.peak.devices * timed.steps / timed.seconds
+                yield Measure("share of the measured peak", speed / run.peak.operations_per_second, "%", False)
     needed = [_needed(program.memory.known()) for program in run.programs]
     if needed:
         yield Measure("memory of a device", max(needed), "bytes", True)
@@ -131,13 +139,7 @@ def advice(run: RunFacts) -> list[str]:
                 f"The devices wait for checkpoints {100 * run.parts.checkpoint / running:.0f} % of the time. Save less "
                 "often."
             )
-    plan = run.pipeline
-    if plan is not None and plan.bubble > 0.3:
-        found.append(
-            f"By its schedule, each device of the pipeline waits {100 * plan.bubble:.0f} % of the time. Use more "
-            f"micro-batches in an update than {plan.micro_batches}, or fewer stages than {len(plan.stages)}."
-        )
-    return found
+    return [*found, *stage_advice(run)]
 
 
 def quantity(value: float) -> str:

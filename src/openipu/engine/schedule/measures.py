@@ -8,8 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from .actions import Action, Kind, Table
+
+
+class Pace(Protocol):
+    """How long the actions of a table take, in one unit of time."""
+
+    @property
+    def exchange(self) -> float:
+        """How long devices exchange values after each tick in which something runs."""
+
+    @property
+    def typical(self) -> float:
+        """A time by which a picture chooses its scale."""
+
+    def of(self, action: Action) -> float:
+        """The time of one action."""
+
+    def words(self, action: Action) -> str:
+        """The time of one action in words; empty if it is only an assumption."""
+
+    def assumption(self, training: bool) -> str:
+        """What the times of a table rest on, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +41,75 @@ class Costs:
     forward: float = 1.0
     backward: float = 2.0
 
+    @property
+    def exchange(self) -> float:
+        """Exchanges take no time."""
+        return 0.0
+
+    @property
+    def typical(self) -> float:
+        """The shorter of the two."""
+        return min(self.forward, self.backward)
+
     def of(self, action: Action) -> float:
         """The time of one action."""
         return self.forward if action.kind is Kind.FORWARD else self.backward
+
+    def words(self, action: Action) -> str:  # noqa: ARG002
+        """Nothing, because it is an assumption."""
+        return ""
+
+    def assumption(self, training: bool) -> str:
+        """What the times of a table rest on, in words."""
+        if not training:
+            return "no training"
+        return f"a forward takes {self.forward:g}, a backward {self.backward:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class StageCosts:
+    """How long the actions of each stage take, in seconds."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...] = ()
+    """Empty without training."""
+    exchange: float = 0.0
+    source: str = "measured"
+    """Where the times come from, in one word."""
+
+    @property
+    def typical(self) -> float:
+        """The mean."""
+        return sum((*self.forward, *self.backward)) / len((*self.forward, *self.backward)) or 1.0
+
+    def of(self, action: Action) -> float:
+        """The time of one action."""
+        return (self.forward if action.kind is Kind.FORWARD else self.backward)[action.stage]
+
+    def words(self, action: Action) -> str:
+        """The time of one action in words."""
+        return duration(self.of(action))
+
+    def assumption(self, training: bool) -> str:
+        """What the times of a table rest on, in words."""
+        return self.source if training else f"{self.source}, no training"
+
+    def of_stages(self) -> tuple[float, ...]:
+        """How long each stage works for one micro-batch."""
+        return tuple(map(sum, zip(self.forward, self.backward, strict=True))) if self.backward else self.forward
+
+    def balance(self) -> float:
+        """The mean time of a stage divided by the longest: 1 if all take the same."""
+        times = self.of_stages()
+        return sum(times) / (len(times) * max(times)) if max(times) else 1.0
+
+
+def duration(seconds: float) -> str:
+    """A time, in a unit in which it is short."""
+    for unit, factor in (("µs", 1e6), ("ms", 1e3)):
+        if seconds * factor < 1000:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds:.4g} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +126,27 @@ class Measures:
     """Per stage, the most micro-batches that have to be stored: all live ones but the newest."""
 
 
-def measure(table: Table, costs: Costs | None = None) -> Measures:
+def measure(table: Table, costs: Pace | None = None) -> Measures:
     """All measures of one table."""
     costs = costs or Costs()
     return Measures(table.ticks, total_time(table, costs), bubble(table, costs), live(table), stash(table))
 
 
-def durations(table: Table, costs: Costs | None = None) -> list[float]:
-    """How long each tick takes: as long as its busiest device."""
+def durations(table: Table, costs: Pace | None = None) -> list[float]:
+    """How long each tick takes: as long as its busiest device, and the exchange after it."""
     costs = costs or Costs()
-    return [max(sum(map(costs.of, cell)) for cell in column) for column in table.columns()]
+    return [
+        max(sum(map(costs.of, cell)) for cell in column) + (costs.exchange if any(column) else 0.0)
+        for column in table.columns()
+    ]
 
 
-def total_time(table: Table, costs: Costs | None = None) -> float:
+def total_time(table: Table, costs: Pace | None = None) -> float:
     """How long the table takes."""
     return sum(durations(table, costs))
 
 
-def bubble(table: Table, costs: Costs | None = None) -> float:
+def bubble(table: Table, costs: Pace | None = None) -> float:
     """The share of all devices' time in which they are idle, between 0 and 1."""
     costs = costs or Costs()
     available = total_time(table, costs) * len(table.cells)

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from typing import Final
 
 from .actions import Action, Kind, Table
-from .measures import Costs, bubble, durations, live_on_devices
+from .measures import Costs, Pace, bubble, durations, live_on_devices
 
 _NAME: Final = "openipu-schedule"
 """The class of the picture."""
@@ -49,19 +49,21 @@ class _Scale:
         return _TOP + device * (_ROW + _GAP)
 
 
-def svg(table: Table, title: str = "", costs: Costs | None = None, width: int = 1100) -> str:
+def svg(table: Table, title: str = "", costs: Pace | None = None, width: int = 1100) -> str:
     """The text of an SVG file about `width` pixels wide. Every action is drawn as long as it takes."""
     costs = costs or Costs()
     edges = tuple(accumulate(durations(table, costs), initial=0.0))
-    least = min(costs.forward, costs.backward)
-    unit = min(_WIDEST / least, max(3 / least, (width - _LEFT - _RIGHT) / max(edges[-1], least)))
+    typical = costs.typical
+    unit = min(_WIDEST / typical, max(3 / typical, (width - _LEFT - _RIGHT) / max(edges[-1], typical)))
     scale = _Scale(edges, unit, len(table.cells))
     parts = [*_heading(table, title, costs), *_axis(scale), *_rows(table, scale, costs), *_legend(table, scale)]
     wide, high = round(max(scale.right, _LEFT + 400) + _RIGHT), scale.bottom + _BOTTOM
+    size = f"{table.stages} stages, {table.micro_batches} micro-batches, {table.ticks} ticks"
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="{_NAME}" width="{wide}" height="{high}" '
-            f'viewBox="0 0 {wide} {high}">',
+            f'viewBox="0 0 {wide} {high}" role="img" '
+            f'aria-label="{escape(title or "Schedule")}: {size}">',
             f"<style>{_style()}</style>",
             '<rect width="100%" height="100%" fill="#fff"/>',
             *parts,
@@ -99,12 +101,12 @@ def _colour(kind: Kind, shade: int) -> str:
     return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
 
 
-def _heading(table: Table, title: str, costs: Costs) -> Iterator[str]:
+def _heading(table: Table, title: str, costs: Pace) -> Iterator[str]:
     what = (
         f"{table.stages} stages, {table.micro_batches} micro-batches, {table.ticks} ticks, "
         f"bubble {100 * bubble(table, costs):.1f} %"
     )
-    pace = f" (a forward takes {costs.forward:g}, a backward {costs.backward:g})" if table.training else ", no training"
+    pace = f" ({costs.assumption(table.training)})"
     yield f'<text class="t l" x="12" y="22">{escape(title or "Schedule")}</text>'
     yield f'<text class="s l" x="12" y="40">{what}{pace}</text>'
 
@@ -129,7 +131,7 @@ def _fits(ticks: list[int], middles: Mapping[int, float]) -> bool:
     return all(middles[b] - middles[a] > _DIGIT * (len(str(b)) + 1) for a, b in pairwise(ticks))
 
 
-def _rows(table: Table, scale: _Scale, costs: Costs) -> Iterator[str]:
+def _rows(table: Table, scale: _Scale, costs: Pace) -> Iterator[str]:
     held = live_on_devices(table)
     for device, row in enumerate(table.cells):
         y = scale.y(device)
@@ -146,22 +148,24 @@ def _rows(table: Table, scale: _Scale, costs: Costs) -> Iterator[str]:
             yield f'<text {right} y="{y + 26}">holds {held[device]}</text>'
 
 
-def _actions(table: Table, scale: _Scale, costs: Costs, device: int) -> Iterator[str]:
+def _actions(table: Table, scale: _Scale, costs: Pace, device: int) -> Iterator[str]:
     shared = table.devices.count(device) > 1
     for tick, cell in enumerate(table.cells[device]):
         start = scale.edges[tick]
         for action in cell:
             corner = scale.x(start) + 0.5, scale.y(device)
-            yield _action(action, tick, corner, costs.of(action) * scale.unit - 1, shared)
+            took = costs.words(action)
+            about = f"{action}, tick {tick}" + (f", {took}" if took else "")
+            yield _action(action, about, corner, max(0.5, costs.of(action) * scale.unit - 1), shared)
             start += costs.of(action)
 
 
-def _action(action: Action, tick: int, corner: tuple[float, int], width: float, shared: bool) -> str:
+def _action(action: Action, about: str, corner: tuple[float, int], width: float, shared: bool) -> str:
     x, y = corner
     label, stage = str(action.micro_batch), f"{action.kind.value}{action.stage}"
     follow = " o" if action.micro_batch == 0 else ""
     parts = [
-        f'<g class="n{follow}"><title>{action}, tick {tick}</title>',
+        f'<g class="n{follow}"><title>{about}</title>',
         f'<rect class="{action.kind.value}{action.micro_batch % _SHADES}" x="{x:.1f}" y="{y}" width="{width:.1f}" '
         f'height="{_ROW}" rx="2"/>',
     ]

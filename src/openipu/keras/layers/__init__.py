@@ -3,8 +3,13 @@
 They work in any Keras model, under a strategy or not, and are saved with it.
 """
 
+from typing import Any
+
+from openipu._unavailable import unavailable
+
+from .ctc import CTCInferenceLayer, CTCLoss, CTCPredictionsLayer
 from .dense import SerialDense
-from .identity import RecomputationCheckpoint
+from .identity import AssumeEqualAcrossReplicas, RecomputationCheckpoint
 from .lookup import Dropout, Embedding
 from .normalization import GroupNormalization, InstanceNormalization, LayerNormalization
 from .recurrent import PopnnGRU, PopnnLSTM
@@ -18,6 +23,10 @@ LayerNorm = LayerNormalization
 __all__ = [
     "GRU",
     "LSTM",
+    "AssumeEqualAcrossReplicas",
+    "CTCInferenceLayer",
+    "CTCLoss",
+    "CTCPredictionsLayer",
     "Dropout",
     "Embedding",
     "GroupNorm",
@@ -31,3 +40,7 @@ __all__ = [
     "RecomputationCheckpoint",
     "SerialDense",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return unavailable("keras.layers", name)

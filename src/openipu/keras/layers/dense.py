@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from openipu import _validate as validate
 from openipu.engine.types import Array
 from openipu.keras._registered import registered
+from openipu.ops._serial_products import PRODUCTS
 
-import jax.numpy as jnp
 import keras
-from jax import lax
 
 DIMENSIONS = ("input_columns", "input_rows_kernel_columns", "kernel_rows")
 
@@ -50,7 +49,8 @@ class SerialDense(keras.layers.Dense):
         kernel = keras.ops.convert_to_tensor(self.kernel)
         size = {"input_columns": inputs.shape[-2], "input_rows_kernel_columns": inputs.shape[-1]}
         self._check(size.get(self.serialization_dimension, self.units))
-        product = _PRODUCTS[self.serialization_dimension](inputs, kernel, self.serialization_factor)
+        product_of = PRODUCTS[DIMENSIONS.index(self.serialization_dimension)]
+        product = product_of(inputs, kernel, self.serialization_factor)
         if self.bias is not None:
             product = keras.ops.add(product, self.bias)
         result: Array = product if self.activation is None else self.activation(product)
@@ -75,36 +75,3 @@ class SerialDense(keras.layers.Dense):
             "serialization_dimension": self.serialization_dimension,
         }
         return {**super().get_config(), **own}
-
-
-def _by_rows(inputs: Array, kernel: Array, parts: int) -> Array:
-    pieces = _divided(inputs, inputs.ndim - 2, parts)
-    return _joined(lax.map(lambda piece: jnp.matmul(piece, kernel), pieces), inputs.ndim - 2)
-
-
-def _by_sums(inputs: Array, kernel: Array, parts: int) -> Array:
-    pieces = _divided(inputs, inputs.ndim - 1, parts), _divided(kernel, 0, parts)
-    dtype = jnp.result_type(inputs, kernel)
-    total = jnp.zeros((*inputs.shape[:-1], kernel.shape[1]), jnp.promote_types(dtype, jnp.float32))
-    total, _ = lax.scan(lambda sum_, piece: (sum_ + jnp.matmul(*piece).astype(sum_.dtype), None), total, pieces)
-    return total.astype(dtype)
-
-
-def _by_columns(inputs: Array, kernel: Array, parts: int) -> Array:
-    pieces = lax.map(lambda piece: jnp.matmul(inputs, piece), _divided(kernel, 1, parts))
-    return _joined(pieces, inputs.ndim - 1)
-
-
-def _divided(array: Array, axis: int, parts: int) -> Array:
-    shape = (*array.shape[:axis], parts, array.shape[axis] // parts, *array.shape[axis + 1 :])
-    return jnp.moveaxis(array.reshape(shape), axis, 0)
-
-
-def _joined(pieces: Array, axis: int) -> Array:
-    moved = jnp.moveaxis(pieces, 0, axis)
-    return moved.reshape((*moved.shape[:axis], moved.shape[axis] * moved.shape[axis + 1], *moved.shape[axis + 2 :]))
-
-
-_PRODUCTS: dict[str, Callable[[Array, Array, int], Array]] = dict(
-    zip(DIMENSIONS, (_by_rows, _by_sums, _by_columns), strict=True)
-)

@@ -6,6 +6,7 @@ They work in any Keras model, under a strategy or not, and are saved with it. `o
 from .accumulating import GradientAccumulationOptimizer
 from .adam import AdamIpuOptimizer
 from .als import ALSGradientAccumulationOptimizer, ALSOptimizer
+from .als_optimizers import ALSOptimizerAdam, ALSOptimizerRMSProp, ALSOptimizerSGD
 from .base import IpuOptimizerBase
 from .lamb import LAMBIpuOptimizer
 from .sgd import SGDIpuOptimizer
@@ -13,6 +14,9 @@ from .sgd import SGDIpuOptimizer
 __all__ = [
     "ALSGradientAccumulationOptimizer",
     "ALSOptimizer",
+    "ALSOptimizerAdam",
+    "ALSOptimizerRMSProp",
+    "ALSOptimizerSGD",
     "AdamIpuOptimizer",
     "GradientAccumulationOptimizer",
     "IpuOptimizerBase",

@@ -145,8 +145,7 @@ class ALSOptimizer(IpuOptimizer):
             self.build(trainable_variables)
         factor = ops.convert_to_tensor(self.loss_scaling_factor)
         counted = self._counted([g for g in grads if g is not None and g.dtype == "float16"])
-        unscaled = [None if g is None else g / ops.cast(factor, g.dtype) for g in grads]
-        super().apply(unscaled, trainable_variables)
+        super().apply([None if g is None else self.unscaled(g, factor) for g in grads], trainable_variables)
         n = ops.convert_to_tensor(self.update_counter)
         due = ops.logical_or(ops.logical_and(n > 0, n % self.update_frequency == 0), self.update_frequency == 1)
         ratio = counted[1] / ops.maximum(ops.sum(counted), 1)
@@ -156,6 +155,11 @@ class ALSOptimizer(IpuOptimizer):
         self.loss_scaling_factor.assign(ops.where(ops.logical_and(due, possible), new, factor))
         self.histogram.assign(ops.where(due, ops.zeros(2), counted))
         self.update_counter.assign(ops.where(due, 0, n + 1))
+
+    def unscaled(self, gradient: Array, factor: Array) -> Array:
+        """A gradient without the factor."""
+        found: Array = gradient / ops.cast(factor, gradient.dtype)
+        return found
 
     def _counted(self, gradients: Sequence[Array]) -> Array:
         """The counts with those of new gradients."""

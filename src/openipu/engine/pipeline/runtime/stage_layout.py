@@ -59,6 +59,11 @@ class StageLayout:
             self.replicas,
         )
 
+    @property
+    def joint(self) -> bool:
+        """Whether all processes have to call `gather` together, because each has a part of the state only."""
+        return not self.replicas.is_local
+
     def own_metrics(self, rows: list[Array]) -> list[Array]:
         """Put one row of metrics on each replica. Empty if the rows were counted by another number of replicas."""
         fits = rows and rows[0].shape[0] == self.replicas.count

@@ -9,13 +9,15 @@ from functools import partial
 
 from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.enqueued import Enqueued
-from openipu.engine.core.operation_count import operations
+from openipu.engine.core.layer_costs import counted, joined, scaled, without
 from openipu.engine.core.pipelining import Pipelining
 from openipu.engine.core.state import Outcome, Spot, State
 from openipu.engine.data.slab import Slab
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import REPLICA_AXIS
-from openipu.engine.facts.values import PipelineFacts, StageFacts
+from openipu.engine.facts.costs import Counted, Part
+from openipu.engine.facts.recorder import StageTiming
+from openipu.engine.facts.values import MeasuredStages, PipelineFacts, StageFacts
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.loop.arrays import fetch, length, own_column, row, rows_of, zeros
 from openipu.engine.loop.compile import Function
@@ -32,6 +34,7 @@ from jax.sharding import PartitionSpec as P
 
 from .stage_function import StageContext, StageFunction, specs_of
 from .stage_layout import StageLayout
+from .stage_timing import TimedStages
 from .staged_execution import StagedExecution, updated, watched
 from .ticks import Pipeline, make_pipeline
 
@@ -84,19 +87,19 @@ class StageLoop(Loop):
             check_vma=False,
         )
 
-    def _operations(self, state: State, resident: Tree, body: Tree) -> float:
-        """Operations per micro-batch on each device: its share of all stages, and of the update.
+    def _operations(self, state: State, resident: Tree, body: Tree) -> Counted:
+        """Costs per micro-batch. The operations are those of one device: its share of all stages, and of the update.
 
         The traced loop over ticks contains every stage once, whatever the number of ticks. So a trace counts one
         micro-batch.
         """
         replicas, specs = self._place.replicas, self._spread.specs(state)
 
-        def traced(run: Callable[[State, Tree, Tree], Tree]) -> float:
+        def traced(run: Callable[[State, Tree, Tree], Tree], part: Part | None = None) -> Counted:
             on_all = jax.shard_map(
                 run, mesh=replicas.mesh, in_specs=(specs, P(), P(None, REPLICA_AXIS)), out_specs=P(), check_vma=False
             )
-            return operations(jax.make_jaxpr(on_all)(state, resident, body))
+            return counted(jax.make_jaxpr(on_all)(state, resident, body), (), part)
 
         def execution(state: State, resident: Tree, body: Tree) -> Tree:
             own, mine = self._spread.own_part(state), own_column(body)
@@ -111,8 +114,10 @@ class StageLoop(Loop):
             return updated(self._spread, own, total)
 
         whole = traced(execution)
-        last = traced(update) if self._spread.update is not None else 0.0
-        return (whole - last) / replicas.each + last / self._accumulation.steps
+        if self._spread.update is not None:  # each device updates its own weights
+            last = traced(update, "update")
+            whole = joined(without(whole, last), scaled(last, replicas.each / self._accumulation.steps))
+        return replace(whole, operations=whole.operations / replicas.each)
 
     def pipeline_facts(self, steps: int) -> PipelineFacts:
         """The plan of the pipeline. Without training, it depends on the number of steps in a slab."""
@@ -129,6 +134,20 @@ class StageLoop(Loop):
             type(pipelining.schedule).__name__, stages, table.micro_batches, table.ticks, measures.bubble,
             live_on_devices(table), table.training, rows,
         )  # fmt: skip
+
+    def stage_timing(self, state: State, resident: Tree, body: Tree) -> StageTiming | None:
+        """How to time the stages after the run. Not with several instances, which would have to do it together."""
+        if self._place.compile_only or not self._place.replicas.is_local:
+            return None
+        return partial(self._timed, *specs_of((state, resident, body)))
+
+    def _timed(self, state: State, resident: Tree, body: Tree) -> MeasuredStages:
+        """The times of all actions, for a state and data of these shapes."""
+        table = self._pipelining.table(length(body))
+        arrays = compile_table(table)
+        batch = jax.eval_shape(lambda r, b: fetch(r, row(row(b, 0), 0)), resident, body)
+        make = partial(self._pipeline, arrays)
+        return TimedStages(f"{self._name}_stages", self._place, self._spread, table, arrays, make).measure(state, batch)
 
     def _staged(
         self, form: Form, state: State, resident: Tree, body: Tree, tail: Tree, outfeeds: Specs | None = None

@@ -16,9 +16,10 @@ from typing import NamedTuple
 from openipu.engine.core.optimizer_chain import unwrapped
 from openipu.engine.core.optimizer_sharding import check_elementwise, share_of
 from openipu.engine.core.optimizer_twin import build_twin, make_twin, stand_in
+from openipu.engine.core.update_rules import check_added_up
 from openipu.engine.core.wrapped_optimizer import applies_itself, by_engine, chain, loss_scale
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
-from openipu.engine.keras_compat.api import drop_values, rename
+from openipu.engine.keras_compat.api import drop_values, optimized_variables, rename
 from openipu.engine.types import Array, Tree
 
 import jax
@@ -27,7 +28,7 @@ import keras
 from jax import lax
 
 from .packing import Buffers, Spec, used
-from .stages_apart import check_stages_apart, told_finite
+from .stages_apart import as_twin, check_stages_apart
 from .variable_store import Store, make_store, zero_filled
 
 _TOKEN = re.compile(r"slice(\d+)of")
@@ -110,7 +111,7 @@ class Update:
             values = self.weights.packing.read(gradients.total, weight_at)
             if gradients.factor is not None:
                 values = [g * gradients.factor.astype(g.dtype) for g in values]
-            with told_finite(self.twins[device], gradients.finite):
+            with as_twin(self.twins[device], gradients.finite):
                 old = self.weights.packing.read(own, weight_at)
                 new, own_slots, common = self._by_twin(device, own_slots, common, values, old)
             return self.weights.packing.write(own, weight_at, new), own_slots, common
@@ -210,6 +211,7 @@ def make_update(
     If `kind` is `ShardedUpdate`, each replica has its share of the optimizer's state. `dtype` is that of gradients;
     None means the dtype of each variable.
     """
+    _check_stages(optimizer, variables)
     shapes = [tuple(v.shape) for v in variables]
     if kind is not None:
         check_elementwise(unwrapped(optimizer))
@@ -242,6 +244,25 @@ def make_update(
     return (kind or Update)(
         optimizer, weights, slots, common, tuple(twins), tuple(orders), constraints, average, replicas
     )
+
+
+def _check_stages(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:
+    """Raise if an update of stages would not be the update of the whole model."""
+    check_added_up(variables, "the stages of a pipeline add up the gradients of their micro-batches")
+    inner = list(chain(optimizer))[-1]
+    built = len(optimized_variables(inner))
+    if built != len(variables):
+        raise ValueError(
+            f"{inner.name!r} was built for {built} trainable weights, but there are {len(variables)} now. Call "
+            "`compile` after layers were frozen or made trainable."
+        )
+    if inner.global_clipnorm and inner.gradient_accumulation_steps:
+        raise ValueError(
+            f"{inner.name!r} clips by the global norm of what it accumulates itself over "
+            f"{inner.gradient_accumulation_steps} updates (`gradient_accumulation_steps`), but stages accumulate on "
+            "different devices. Leave it out and give as many times more `gradient_accumulation_steps_per_replica` in "
+            "`set_pipelining_options`, or use `clipnorm`."
+        )
 
 
 def _twin(

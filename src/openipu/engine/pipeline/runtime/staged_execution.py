@@ -12,6 +12,7 @@ from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.enqueued import Enqueued, ignored
 from openipu.engine.core.state import Outcome, Spot, State
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
+from openipu.engine.facts.layers import ACCUMULATED, IN_FLIGHT
 from openipu.engine.host_io.step_logs import StepLogs
 from openipu.engine.loop.arrays import fetch, is_float, length, row, rows_of
 from openipu.engine.loop.execution import begun
@@ -21,6 +22,7 @@ from openipu.engine.loop.replica_state import agree
 from openipu.engine.loop.results import Collector, Kept
 from openipu.engine.types import Array, Tree
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -76,7 +78,8 @@ class StagedExecution:
         rows = length(body) if self.form.updates != "none" else self.micro_batches
         kept = collector.start(begin.metrics, self.results[0], self.results[1], rows)
         # The boxes are created once for all updates: filling that much memory with zeros takes as long as some steps.
-        running: Running = begin, kept, self.full.boxes() if self.form != Form() else None
+        with jax.named_scope(IN_FLIGHT):
+            running: Running = begin, kept, self.full.boxes() if self.form != Form() else None
         if self.form.updates != "none":
             running = lax.fori_loop(0, remainder.updates + (remainder.samples > 0), updates.run, running)
         else:
@@ -119,7 +122,8 @@ class _Updates:
         if replicas.count > 1:
             state = lax.cond(whole, lambda s: s, lambda s: agree(replicas, s, self.begin), state)
         training = spread.update is not None
-        total = full.weights.packing.zeros(dtype=full.accumulation.dtype) if training else {}
+        with jax.named_scope(ACCUMULATED):
+            total = full.weights.packing.zeros(dtype=full.accumulation.dtype) if training else {}
         carry = TickState(total, numbered(state.non_trainable), state.metrics, kept)
         if boxes is not None:
             carry, boxes = full.run(weights, optimizer, carry, self._flow(number, whole), boxes)

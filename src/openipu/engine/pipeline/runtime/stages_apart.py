@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
+from openipu.engine.core.enqueued import ignored
 from openipu.engine.core.gradient_dependence import needed_inputs
 from openipu.engine.core.optimizer_chain import update
 from openipu.engine.core.wrapped_optimizer import applies_itself, chain
@@ -21,12 +22,14 @@ import keras
 
 
 @contextlib.contextmanager
-def told_finite(twin: keras.optimizers.Optimizer, finite: Array | None) -> Iterator[None]:
-    """While active, a twin with loss scaling uses `finite` instead of checking its own gradients.
+def as_twin(twin: keras.optimizers.Optimizer, finite: Array | None) -> Iterator[None]:
+    """While active, a twin does not enqueue, as the optimizer itself does so beside it (watched_update.py).
 
-    It still checks those that come out of an `apply` of the user's own.
+    With loss scaling, it uses `finite` instead of checking its own gradients. It still checks those that come out of an
+    `apply` of the user's own.
     """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(ignored())
         for link in chain(twin):
             if applies_itself(link):
                 break
@@ -54,7 +57,7 @@ def check_stages_apart(
     state = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in twin.variables]
 
     def run(slots: list[Array], gradients: list[Array], values: list[Array]) -> tuple[list[Array], list[Array]]:
-        with told_finite(twin, jnp.ones((), bool)):
+        with as_twin(twin, jnp.ones((), bool)):
             return update(twin, slots, gradients, values)
 
     jaxpr = jax.make_jaxpr(run)(state, list(gradients), weights).jaxpr

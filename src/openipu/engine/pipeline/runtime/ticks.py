@@ -18,7 +18,7 @@ from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.enqueued import IN_STAGES, refused
 from openipu.engine.core.pipelining import Recompute
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
-from openipu.engine.loop.arrays import is_float
+from openipu.engine.loop.arrays import change, is_float, row
 from openipu.engine.schedule.table_arrays import ActionArrays, TableArrays
 from openipu.engine.types import Array, Scalar, Tree
 
@@ -30,7 +30,7 @@ from .mailbox import Mailbox, Vectors
 from .packing import Buffers, Packing, Slot, pack, used
 from .stage_function import StageContext, StageFunction, StageResults
 from .stage_layout import StageLayout
-from .table_rows import exchange, rows_needed, rows_of
+from .table_rows import TableRow, exchange, rows_needed, rows_of
 from .tick_state import Boxes, Fixed, Flow, Tick, TickState, Writes
 from .traced_stages import TracedStage, trace_stages
 from .variable_store import Store
@@ -74,21 +74,26 @@ class Pipeline:
         self, weights: Buffers, optimizer: list[Array], carry: TickState, flow: Flow, boxes: Boxes
     ) -> tuple[TickState, Boxes]:
         """Run micro-batches through all stages. Returns what they have changed, and the boxes for the next run."""
-        table = self.table
         fixed = Fixed(lax.axis_index(STAGE_AXIS), weights, optimizer, flow)
-        rows = jax.tree.map(jnp.asarray, rows_of(table))
-        live = Tick(carry, *boxes)
+        rows = jax.tree.map(jnp.asarray, rows_of(self.table))
+        needed = jnp.asarray(rows_needed(self.table))
+        return self.follow(lambda number: row(rows, number), needed[flow.most], fixed, carry, boxes)
+
+    def follow(
+        self, row_at: Callable[[Array], TableRow], count: Array, fixed: Fixed, carry: TickState, boxes: Boxes
+    ) -> tuple[TickState, Boxes]:
+        """Run `count` rows: `row_at(number)` is row number `number`."""
 
         def tick(number: Array, live: Tick) -> Tick:
-            row = jax.tree.map(lambda a: a[number], rows)
+            now = row_at(number)
             for stage in range(len(self.stages)):
-                live = self._forward(stage, row.forward, fixed, live)
-            for stage in reversed(range(len(self.stages))) if self.training else ():
-                live = self._backward(stage, row.backward, fixed, live)
-            return live._replace(mailbox=exchange(table, row, fixed.me, live.mailbox, live.outbox))
+                live = self._forward(stage, now.forward, fixed, live)
+            if now.backward is not None:
+                for stage in reversed(range(len(self.stages))):
+                    live = self._backward(stage, now.backward, fixed, live)
+            return live._replace(mailbox=exchange(self.table, now, fixed.me, live.mailbox, live.outbox))
 
-        needed = jnp.asarray(rows_needed(table))
-        done: Tick = lax.fori_loop(0, needed[flow.most], tick, live)
+        done: Tick = lax.fori_loop(0, count, tick, Tick(carry, *boxes))
         return done.carry, Boxes(done.mailbox, done.outbox, done.residuals)
 
     def _forward(self, stage: int, actions: ActionArrays, fixed: Fixed, live: Tick) -> Tick:
@@ -216,7 +221,12 @@ class Pipeline:
         def agreed(new: Array, old: Array) -> Array:
             if not is_float(old):
                 return jnp.where(active, new, old)
-            value: Array = lax.cond(whole, lambda: new, lambda: old + self.replicas.mean_of_active(new - old, active))
+
+            def settled() -> Array:
+                mean: Array = old + self.replicas.mean_of_active(change(new, old), active)
+                return mean
+
+            value: Array = lax.cond(whole, lambda: new, settled)
             return value
 
         metrics = [jnp.where(active, new, old) for new, old in zip(results.metrics, context.metrics, strict=True)]

@@ -1,0 +1,1 @@
+"""What if: the best splits of a model over devices that are not there, predicted from its counted operations."""

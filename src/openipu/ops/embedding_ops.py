@@ -1,0 +1,50 @@
+"""Lookups in tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from openipu import _validate as validate
+from openipu._unavailable import unavailable
+from openipu.engine.types import Array
+
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from ._operation import array, operation
+
+__all__ = ["embedding_lookup"]
+
+
+def __getattr__(name: str) -> Any:
+    return unavailable("embedding_ops", name)
+
+
+@operation
+def embedding_lookup(
+    params: ArrayLike,
+    ids: ArrayLike,
+    serialization_factor: int = 1,
+    indices_are_sorted: bool = False,
+    name: str | None = None,  # noqa: ARG001
+) -> Array:
+    """Rows of a table: the shape of the result is `ids.shape + params.shape[1:]`.
+
+    Args:
+        params: The table.
+        ids: The numbers of rows. A number that the table does not have gives not-a-number.
+        serialization_factor: Into how many parts an IPU splits the table. It divides the rows; no effect here.
+        indices_are_sorted: Whether numbers never decrease along the first axis.
+        name: A name for the operation in profiles.
+    """
+    table = array(params)
+    parts = validate.count("serialization_factor", serialization_factor)
+    if table.shape[0] % parts:
+        raise ValueError(
+            f"`serialization_factor` is {parts}, which does not divide the {table.shape[0]} rows of the table. Give a "
+            "factor that does."
+        )
+    if parts > 1:
+        validate.no_effect({"serialization_factor": "a lookup reads only the rows it needs"})
+    is_sorted = validate.flag("indices_are_sorted", indices_are_sorted)
+    return jnp.take(table, array(ids, "int32"), axis=0, indices_are_sorted=is_sorted)

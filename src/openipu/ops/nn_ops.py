@@ -1,0 +1,204 @@
+"""Operations of neural networks: activations, and connectionist temporal classification (CTC)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, overload
+
+from openipu import _validate as validate
+from openipu._unavailable import unavailable
+from openipu.engine.types import Array
+
+import jax.numpy as jnp
+import keras
+from jax.typing import ArrayLike, DTypeLike
+
+from ._operation import array, operation
+
+__all__ = [
+    "ctc_beam_search_decoder",
+    "ctc_beam_search_decoder_with_log_probs",
+    "ctc_loss_v2",
+    "ctc_loss_with_log_probs",
+    "gelu",
+    "hard_sigmoid",
+    "multi_conv",
+    "softmax",
+    "swish",
+]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def __getattr__(name: str) -> Any:
+    return unavailable("nn_ops", name)
+
+
+# --- activations -----------------------------------------------------------------------------------------------------
+
+
+@operation
+def gelu(x: ArrayLike, approximate: bool = True, name: str | None = None) -> Array:  # noqa: ARG001 - see `operation`
+    """The Gaussian error linear unit.
+
+    Args:
+        x: An array.
+        approximate: Whether it is computed with tanh, or exactly.
+        name: A name for the operation in profiles.
+    """
+    result: Array = keras.ops.gelu(array(x), validate.flag("approximate", approximate))
+    return result
+
+
+@operation
+def hard_sigmoid(x: ArrayLike, name: str | None = None) -> Array:  # noqa: ARG001
+    """`0.2 * x + 0.5`, at least 0 and at most 1. The slope of `keras.ops.hard_sigmoid` is 1/6.
+
+    Args:
+        x: An array.
+        name: A name for the operation in profiles.
+    """
+    values = array(x)
+    return jnp.clip(values * 0.2 + 0.5, 0, 1).astype(values.dtype)
+
+
+@operation
+def swish(x: ArrayLike, name: str | None = None) -> Array:  # noqa: ARG001
+    """`x * sigmoid(x)`.
+
+    Args:
+        x: An array.
+        name: A name for the operation in profiles.
+    """
+    result: Array = keras.ops.silu(array(x))
+    return result
+
+
+@operation
+def softmax(x: ArrayLike, stable: bool = False, name: str | None = None) -> Array:  # noqa: ARG001
+    """Softmax over the last axis.
+
+    Args:
+        x: An array.
+        stable: Whether large values must not overflow. They never do here.
+        name: A name for the operation in profiles.
+    """
+    validate.flag("stable", stable)
+    result: Array = keras.ops.softmax(array(x))
+    return result
+
+
+@overload
+def multi_conv(func: F, options: Mapping[str, str] | None = ...) -> F: ...
+@overload
+def multi_conv(func: None = ..., options: Mapping[str, str] | None = ...) -> Callable[[F], F]: ...
+def multi_conv(func: F | None = None, options: Mapping[str, str] | None = None) -> F | Callable[[F], F]:
+    """The function as it is: XLA itself finds convolutions that can run at the same time. Also a decorator.
+
+    Args:
+        func: A function with convolutions in it.
+        options: Options of Poplar. They have no effect here.
+    """
+    if validate.mapping("options", options, optional=True):
+        validate.no_effect({"multi_conv(options=)": "they are for the original compiler"})
+    validate.function("func", func, optional=True)
+    return func if func is not None else lambda function: function
+
+
+# --- CTC -------------------------------------------------------------------------------------------------------------
+
+
+@operation
+def ctc_loss_v2(
+    labels: ArrayLike,
+    logits: ArrayLike,
+    label_length: ArrayLike,
+    logit_length: ArrayLike,
+    blank_index: int,
+    out_dtype: DTypeLike | None = None,
+    name: str | None = None,  # noqa: ARG001
+) -> Array:
+    """The CTC loss of each sample.
+
+    Args:
+        labels: Whole numbers of shape (batch, longest label).
+        logits: Of shape (longest time, batch, classes).
+        label_length: How many labels each sample has, of shape (batch,).
+        logit_length: How many time steps each sample has, of shape (batch,).
+        blank_index: The class that stands for no label. Negative ones count from the last class.
+        out_dtype: The dtype of the loss; None for that of the logits.
+        name: A name for the operation in profiles.
+    """
+    scores = array(logits)
+    blank = _blank(blank_index, scores)
+    lengths = array(label_length, "int32"), array(logit_length, "int32")
+    loss = keras.ops.ctc_loss(array(labels, "int32"), jnp.swapaxes(scores, 0, 1), *lengths, mask_index=blank)
+    result: Array = keras.ops.cast(loss, keras.backend.standardize_dtype(out_dtype or scores.dtype))
+    return result
+
+
+@operation
+def ctc_loss_with_log_probs(
+    labels: ArrayLike,
+    data: ArrayLike,
+    label_length: ArrayLike,
+    data_length: ArrayLike,
+    blank_index: int,
+    out_dtype: DTypeLike | None = None,
+    name: str | None = None,
+) -> Array:
+    """`ctc_loss_v2` of logarithms of probabilities, such as those of `keras.ops.log_softmax`."""
+    return ctc_loss_v2(labels, data, label_length, data_length, blank_index, out_dtype, name)
+
+
+@operation
+def ctc_beam_search_decoder(
+    logits: ArrayLike,
+    logits_length: ArrayLike,
+    beam_width: int = 100,
+    top_paths: int = 1,
+    blank_index: int = -1,
+    name: str | None = None,  # noqa: ARG001
+) -> tuple[Array, Array, Array]:
+    """The most probable sequences of labels.
+
+    Args:
+        logits: Of shape (longest time, batch, classes).
+        logits_length: How many time steps each sample has, of shape (batch,).
+        beam_width: How many sequences are followed.
+        top_paths: How many of them are returned, the most probable first.
+        blank_index: The class that stands for no label. Negative ones count from the last class.
+        name: A name for the operation in profiles.
+
+    Returns:
+        The negative logarithms of probabilities and the lengths, both of shape (batch, top_paths), and the labels of
+        shape (batch, top_paths, longest time), followed by blanks.
+    """
+    scores = array(logits)
+    beams = validate.count("beam_width", beam_width)
+    paths, blank = validate.count("top_paths", top_paths, most=beams), _blank(blank_index, scores)
+    labels, found = keras.ops.ctc_decode(
+        jnp.swapaxes(scores, 0, 1), array(logits_length, "int32"), "beam_search", beams, paths, mask_index=blank
+    )
+    labels = jnp.swapaxes(labels, 0, 1)
+    lengths = jnp.sum(labels >= 0, -1, dtype="int32")
+    return -found, lengths, jnp.where(labels >= 0, labels, blank).astype("int32")
+
+
+@operation
+def ctc_beam_search_decoder_with_log_probs(
+    log_probs: ArrayLike,
+    input_length: ArrayLike,
+    beam_width: int = 100,
+    top_paths: int = 1,
+    blank_index: int = -1,
+    name: str | None = None,
+) -> tuple[Array, Array, Array]:
+    """`ctc_beam_search_decoder` of logarithms of probabilities, such as those of `keras.ops.log_softmax`."""
+    return ctc_beam_search_decoder(log_probs, input_length, beam_width, top_paths, blank_index, name)
+
+
+def _blank(index: int, scores: Array) -> int:
+    if scores.ndim != 3:
+        raise ValueError(f"The scores have the shape {scores.shape}. Give them as (longest time, batch, classes).")
+    classes = scores.shape[-1]
+    return validate.count("blank_index", index, least=-classes, most=classes - 1) % classes

@@ -1,0 +1,57 @@
+"""Random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from openipu import _validate as validate
+from openipu.engine.program.random_numbers import program_seeds
+from openipu.engine.types import Array
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from ._operation import array, operation
+
+__all__ = ["dropout"]
+
+
+@operation
+def dropout(
+    x: ArrayLike,
+    rate: float = 0.5,
+    noise_shape: Sequence[int] | None = None,
+    seed: ArrayLike | None = None,
+    name: str | None = None,  # noqa: ARG001
+) -> Array:
+    """Zero for a part of `x`, chosen at random; the others are scaled so that the mean stays.
+
+    Args:
+        x: An array.
+        rate: The part that becomes zero, from 0 up to but not including 1.
+        noise_shape: The shape of the random decisions; values along axes of length 1 share them.
+        seed: Two whole numbers. The same ones choose the same part. None: another part in each step; only in functions
+            for `strategy.run`, because layers have seeds of their own.
+        name: A name for the operation in profiles.
+    """
+    values, rate = array(x), validate.number("rate", rate, least=0.0, below=1.0)
+    shape = values.shape if noise_shape is None else tuple(noise_shape)
+    kept = jax.random.bernoulli(_key(seed), 1 - rate, shape)
+    return jnp.where(kept, values / (1 - rate), 0).astype(values.dtype)
+
+
+def _key(seed: ArrayLike | None) -> Array:
+    if seed is not None:
+        numbers = array(seed, "int32")
+        if numbers.shape != (2,):
+            raise ValueError(f"`seed` has the shape {numbers.shape}. Give two whole numbers.")
+    else:
+        seeds = program_seeds()
+        if seeds is None:
+            raise ValueError(
+                "`dropout` got no seed outside of a program of `strategy.run`, where its choice would be the same in "
+                "every step. Use `ipu.keras.layers.Dropout`, or give a `seed` of two numbers."
+            )
+        numbers = seeds.next()
+    return jax.random.fold_in(jax.random.key(numbers[0]), numbers[1])
