@@ -3,6 +3,7 @@
 #   make demo      train the tutorial CNN on MNIST and compare with plain Keras
 #   make test      the fast tests        make test-all   all of them
 #   make check     lint, format, types   make bench      the benchmarks
+#   make docs      the documentation site, in site/
 #   make mutate    put known mistakes into a copy of the code, and see whether the tests notice them
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 HUB := keras-hub==0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check bench mutate clean
+.PHONY: help setup demo test test-all check docs docs-check bench mutate clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
@@ -46,7 +47,7 @@ test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Without flags XLA optimizes as it does for users; see tests/conftest.py.
-test-all: setup
+test-all: setup $(VENV)/.docs
 	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile -m ""
 
 check: setup
@@ -55,8 +56,22 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
+$(VENV)/.docs: pyproject.toml $(VENV)/.runtime
+	@echo 'Installing the tools for the documentation into $(VENV) ...'
+	@$(PIP) install --quiet --editable '.[docs]'
+	@touch $@
+
+# Runs the tutorials, so that their pages show what they print.
+docs: $(VENV)/.docs
+	OPENIPU_RUN_TUTORIALS=true $(BIN)/mkdocs build --clean
+
+# The same pages without running anything. Every broken link is an error.
+docs-check: $(VENV)/.docs
+	$(BIN)/mkdocs build --clean
+
 bench: setup
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.summary
 	$(BIN)/python -m benchmarks.first_step
 	$(BIN)/python -m benchmarks.replicas
 	$(BIN)/python -m benchmarks.instances
@@ -73,5 +88,5 @@ mutate: setup
 	$(BIN)/python -m mutants --check --jobs 2
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests examples mutants -name __pycache__ -type d -prune -exec rm -rf {} +

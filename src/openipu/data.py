@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
+__all__ = ["make_divisible", "pad", "repeat", "trim"]
+
 T = TypeVar("T")
 __path__: list[str] = []  # `ipu.data.ops` of the original can be imported, too
 

@@ -28,6 +28,8 @@ from openipu import _validate as validate
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = ["Dataset", "StandInDataWarning", "cifar10", "mnist"]
+
 Array = NDArray[np.uint8]
 Source = Literal["file", "keras", "stand-in"]
 

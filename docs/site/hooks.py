@@ -1,0 +1,134 @@
+"""What MkDocs does not know by itself: pages that are made from other files of the repository, and links to them.
+
+Pages in docs/ link to files of the repository by relative paths, so that they work where the repository is read. On the
+site, those files are pages or downloads with other addresses. MkDocs calls the functions whose names begin with `on_`.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+sys.path.insert(0, str(Path(__file__).parent))
+import notebooks  # after the path, because MkDocs does not load hooks as parts of a package
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "openipu"
+LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?\)")
+MODEL_METHODS = "openipu.keras.extensions.ModelExtension"
+
+
+def copied_pages() -> dict[Path, str]:
+    """Markdown files outside of docs/ that are pages, and where."""
+    pages = {
+        ROOT / name: f"{Path(name).stem.lower()}.md" for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+    }
+    pages |= {ROOT / "README.md": "index.md", ROOT / "benchmarks" / "results": "performance.md"}
+    pages |= {path: f"results/{path.name}" for path in sorted((ROOT / "benchmarks" / "results").glob("*.md"))}
+    for path in sorted((ROOT / "examples").rglob("README.md")):
+        pages[path] = f"examples/{path.parent.name}.md"
+    return pages
+
+
+def tutorials() -> dict[Path, str]:
+    """The scripts of the tutorials, and their pages."""
+    return {path: f"tutorials/{path.stem}.md" for path in sorted((ROOT / "docs" / "tutorials").glob("*.py"))}
+
+
+def downloads() -> dict[Path, str]:
+    """Scripts that pages link to, and where they can be downloaded."""
+    return {path: str(path.relative_to(ROOT)) for path in sorted((ROOT / "examples").rglob("*.py"))}
+
+
+def exported(module: Path) -> list[str]:
+    """The names in `__all__` of a source file."""
+    for node in ast.parse(module.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
+            return [str(name) for name in ast.literal_eval(node.value)]
+    return []
+
+
+def public_modules(folder: Path = PACKAGE, name: str = "openipu") -> Iterator[str]:
+    """Every public module by its full name: those in `__all__`, and those in the `__all__` of a package among them."""
+    for child in exported(folder / "__init__.py"):
+        if (folder / f"{child}.py").exists():
+            yield f"{name}.{child}"
+        elif (folder / child / "__init__.py").exists():
+            yield f"{name}.{child}"
+            yield from public_modules(folder / child, f"{name}.{child}")
+
+
+def api_pages() -> dict[str, str]:
+    """The text of each page of the API reference."""
+    pages = {
+        f"api/{module}.md": f"# `{module.replace('openipu', 'ipu', 1)}`\n\n::: {module}\n"
+        for module in public_modules()
+    }
+    pages["api/models.md"] = (
+        "# Methods of models\n\nA Keras model that is made in the scope of a strategy has these methods, besides or "
+        f"instead of Keras' own.\n\n::: {MODEL_METHODS}\n    options:\n      inherited_members: true\n"
+        '      filters: ["!^_", "!^make_", "!^jax_", "!_assets$"]\n'
+    )
+    return pages
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the API reference and the tables of the benchmarks into the navigation."""
+    api = [{"Methods of models": "api/models.md"}]
+    api += [{module.replace("openipu", "ipu", 1): f"api/{module}.md"} for module in public_modules()]
+    results = [{Path(page).stem: page} for page in copied_pages().values() if page.startswith("results/")]
+    for section in config.nav or []:
+        if "Reference" in section:
+            section["Reference"].append({"API": api})
+        if "Performance" in section:
+            section["Performance"] = [{"Overview": section["Performance"]}, {"All tables": results}]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages and downloads that are not in docs/."""
+
+    def add(uri: str, content: str) -> None:
+        files.append(File.generated(config, uri, content=content))
+
+    for path, uri in copied_pages().items():
+        if uri not in ("index.md", "performance.md"):  # these two stand in docs/ and replace what is linked to
+            text = path.read_text(encoding="utf-8")
+            add(uri, text if text.startswith("# ") else f"# {path.stem}\n\n{text}")
+    for path, uri in tutorials().items():
+        notebook = notebooks.read(path)
+        add(uri.replace(".md", ".ipynb"), notebooks.as_json(notebook))
+        add(
+            uri,
+            notebooks.as_markdown(notebooks.run(notebook) if config.extra["run_tutorials"] else notebook, path.stem),
+        )
+    for uri, text in api_pages().items():
+        add(uri, text)
+    for path, uri in downloads().items():
+        files.append(File.generated(config, uri, abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Lead links to files of the repository to their addresses on the site."""
+    addresses = {**copied_pages(), **tutorials(), **downloads()}
+    sources = {uri: path for path, uri in addresses.items() if uri not in ("index.md", "performance.md")}
+    uri = page.file.src_uri
+    source = sources.get(uri, ROOT / "docs" / uri)
+
+    def lead(link: re.Match[str]) -> str:
+        target = (source.parent / link[1]).resolve()
+        address = addresses.get(target)
+        if address is None and target.is_relative_to(ROOT / "docs") and target.exists():
+            address = str(target.relative_to(ROOT / "docs"))
+        if address is None:
+            return link[0]
+        return f"]({'../' * uri.count('/')}{address}{link[2] or ''})"
+
+    return LINK.sub(lead, markdown)
