@@ -18,6 +18,14 @@ def resident():
     line = next(l for l in Path("/proc/self/status").read_text().splitlines() if l.startswith("VmRSS"))
     return int(line.split()[1]) * 1024
 
+def settled():
+    '''The least within two seconds: XLA gives inputs back in a thread of its own, after the results are there.'''
+    sizes = [resident()]
+    for _ in range(20):
+        time.sleep(0.1)
+        sizes.append(resident())
+    return min(sizes)
+
 class Peak(threading.Thread):
     '''The largest resident size seen while the block runs.'''
     def __enter__(self):
@@ -66,7 +74,7 @@ def test_a_resident_dataset_costs_at_most_its_bytes_and_a_tenth(dtype):
         before = resident()
         with Peak(daemon=True) as peak:
             m.fit(x, y, batch_size=32, epochs=2, verbose=0)
-        print(x.nbytes, first, before, peak.most, resident())
+        print(x.nbytes, first, before, peak.most, settled())
     """)
     assert peak - before < 1.1 * size, f"{(peak - before) / size:.2f} times its bytes at the peak"
     assert after - first < 0.3 * size, f"{(after - first) / size:.2f} times its bytes stay after training"
