@@ -72,7 +72,12 @@ def count() -> int:
 
 def on_one_machine() -> bool:
     """Whether a launcher has started all processes of the group on this machine."""
-    return _joined is not None and _launched and _joined.coordinator.startswith(f"{LOOPBACK}:")
+    return _joined is not None and _launched and _host(_joined) == LOOPBACK
+
+
+def _host(member: Instance) -> str:
+    """Where the group meets."""
+    return member.coordinator.rpartition(":")[0]
 
 
 def join() -> None:
@@ -123,7 +128,7 @@ def _version(name: str) -> str:
 def _join_launched(launched: Instance) -> Instance:
     if launched.count == 1:
         return launched
-    host, _, port = launched.coordinator.rpartition(":")
+    host, port = _host(launched), launched.coordinator.rpartition(":")[2]
     if host == LOOPBACK:
         jax.extend.backend.register_backend_factory("cpu", _cpu_on_loopback, fail_quietly=False)
     # JAX would end the process with a stack of C++ functions.

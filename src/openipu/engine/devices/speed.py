@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from openipu.engine.facts.costs import Peak
+from openipu.engine.types import Tree
 
 import jax
 import jax.numpy as jnp
 
 REPEATS: Final = 3
-"""How often each measurement is made. The best counts."""
 _SIDES: Final = {"cpu": 1024}
 """The rows and columns of the matrices: enough to keep all units of a device busy."""
 _SIDE: Final = 4096
@@ -46,7 +46,7 @@ def _product_seconds(devices: Sequence[jax.Device], side: int, dtype: str) -> fl
     """The time in which each device multiplies two matrices."""
     product = jax.jit(lambda a: a @ a)
     matrices = [jax.device_put(jnp.ones((side, side), dtype), device) for device in devices]
-    return _best(lambda: [product(matrix) for matrix in matrices])
+    return best_seconds(lambda: [product(matrix) for matrix in matrices], REPEATS)
 
 
 def _copy_seconds(devices: Sequence[jax.Device], length: int) -> float:
@@ -58,14 +58,14 @@ def _copy_seconds(devices: Sequence[jax.Device], length: int) -> float:
         arrays[:] = map(change, arrays)
         return arrays
 
-    return _best(changed)
+    return best_seconds(changed, REPEATS)
 
 
-def _best(run: Callable[[], Sequence[Any]]) -> float:
-    """The time that a call takes at best, after one that compiles."""
+def best_seconds(run: Callable[[], Tree], repeats: int) -> float:
+    """The time that a call takes at best, of so many after one that compiles."""
     jax.block_until_ready(run())
     times = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         began = time.perf_counter()
         jax.block_until_ready(run())
         times.append(time.perf_counter() - began)

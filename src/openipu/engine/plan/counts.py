@@ -139,4 +139,4 @@ def _shapes(specs: Sequence[Spec]) -> Arrays:
 
 
 def _bytes(specs: Sequence[Spec]) -> int:
-    return sum(spec.size * spec.dtype.itemsize for spec in specs)
+    return sum(spec.bytes for spec in specs)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from openipu.engine.report.summary import quantity, size
+from openipu.engine.report.page import pages_of
 from openipu.engine.schedule import picture as schedule_picture
-from openipu.engine.schedule.measures import StageCosts, duration
+from openipu.engine.schedule.measures import StageCosts
 from openipu.engine.schedule.schedules import by_name
 
 from .picture import svg
@@ -40,14 +40,10 @@ class Plan:
 
 def page(plan: Plan) -> str:
     """The text of the page."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(
-        loader=PackageLoader("openipu.engine.plan"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters |= {"size": size, "duration": duration, "rate": rate, "quantity": quantity}
+    environment = pages_of("openipu.engine.plan")
+    environment.filters["rate"] = rate
     gantt = schedule_of(plan)
     return environment.get_template("plan.html").render(
         plan=plan, machine=plan.machine, bars=Markup(svg(plan.best, plan.title)),

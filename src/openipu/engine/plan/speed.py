@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 from openipu.engine.core.keras_steps import make_step
 from openipu.engine.core.model_state import values_of, variables_of
+from openipu.engine.core.state import State
 from openipu.engine.core.trainer import make_trainer
 from openipu.engine.data.slab import Slab
 from openipu.engine.devices.replicas import Replicas
+from openipu.engine.devices.speed import best_seconds
 from openipu.engine.loop.arrays import is_float
 from openipu.engine.loop.replica_loop import make_replica_loop
 from openipu.engine.types import Tree
@@ -43,13 +44,13 @@ def step_seconds(found: FirstFit, steps: int) -> float:
     )
     state = layout.spread(jax.tree.map(jnp.array, values_of(variables_of(model, "train"))))
     slab = Slab(0, steps, place.replicas.send(_body(found.batch, steps), 1), None)
-    best = np.inf
-    for _ in range(1 + REPEATS):  # the first one compiles
-        began = time.perf_counter()
+
+    def execute() -> State:
+        nonlocal state
         _, state = loop.execute(state, None, slab)
-        jax.block_until_ready(state)
-        best = min(best, time.perf_counter() - began)
-    return float(best) / steps
+        return state
+
+    return best_seconds(execute, REPEATS) / steps
 
 
 def _body(batch: Tree, steps: int) -> Tree:

@@ -10,9 +10,10 @@ from openipu.engine.facts.values import COUNTED, Report, RunFacts
 from openipu.engine.schedule.measures import duration
 
 from .costs import texts_of
+from .summary import quantity, size
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment, Template
 
 
 def page(report: Report) -> str:
@@ -22,18 +23,10 @@ def page(report: Report) -> str:
 
 @cache
 def _template() -> Template:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     from . import cost_pictures, costs, pictures, stages, summary
 
-    environment = Environment(
-        loader=PackageLoader("openipu.engine.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"size": summary.size, "quantity": summary.quantity, "date": _date, "duration": duration}
+    environment = pages_of("openipu.engine.report")
+    environment.filters["date"] = _date
     environment.globals |= {
         "pictures": pictures,
         "parts": summary.parts,
@@ -54,6 +47,21 @@ def _template() -> Template:
         "in_flight": stages.in_flight,
     }
     return environment.get_template("report.html")
+
+
+def pages_of(package: str) -> Environment:
+    """Reads the templates of a package. They escape everything, and every name in them must exist."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader(package),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"size": size, "quantity": quantity, "duration": duration}
+    return environment
 
 
 def _charts(run: RunFacts) -> list[tuple[str, list[tuple[float, float | None]]]]:

@@ -47,6 +47,11 @@ class Spec:
         """The number of elements."""
         return math.prod(self.shape)
 
+    @property
+    def bytes(self) -> int:
+        """The bytes of all elements."""
+        return self.size * self.dtype.itemsize
+
     @classmethod
     def of(cls, array: Shaped) -> Spec:
         """The shape and dtype of an array or variable."""
@@ -96,7 +101,7 @@ class Packing:
     @property
     def bytes(self) -> int:
         """The bytes of the buffers on each device."""
-        return sum(spec.size * spec.dtype.itemsize for spec in self.buffers)
+        return sum(spec.bytes for spec in self.buffers)
 
     def _get(self, buffer: Array, slot: Slot, row: Array | None) -> Array:
         flat = buffer if row is None else buffer[row]
@@ -144,7 +149,7 @@ def pack(groups: Sequence[Sequence[Spec]], homes: Sequence[int]) -> Packing:
             room[buffer] += spec.size
 
     def total(home: int) -> int:
-        return sum(s.size * s.dtype.itemsize for g, group in enumerate(groups) if homes[g] == home for s in group)
+        return sum(s.bytes for g, group in enumerate(groups) if homes[g] == home for s in group)
 
     for home in sorted(set(homes), key=lambda home: (-total(home), home)):
         place(home)

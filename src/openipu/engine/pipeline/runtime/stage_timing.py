@@ -99,7 +99,7 @@ class TimedStages:
         def run(state: State, batch: Tree, rows: TableRow, ticks: Array, updates: Array) -> tuple[Any, ...]:
             own = spread.own_part(state)
             pipeline, result = self.pipeline(own, batch)
-            kept.append(tuple(sum(map(_bytes, (*stage.kept, *stage.receives))) for stage in pipeline.stages))
+            kept.append(tuple(sum(spec.bytes for spec in (*stage.kept, *stage.receives)) for stage in pipeline.stages))
             total = pipeline.weights.packing.zeros(dtype=pipeline.accumulation.dtype) if pipeline.training else {}
             carry = TickState(total, numbered(own.non_trainable), own.metrics, Kept(zeros(result), (), ()))
             count = self.table.micro_batches
@@ -185,7 +185,3 @@ def _stand_in(spec: jax.ShapeDtypeStruct) -> Array:
         return jnp.zeros(spec.shape, spec.dtype)
     count = lax.broadcasted_iota(jnp.float32, spec.shape, len(spec.shape) - 1) if spec.shape else jnp.float32(1)
     return (0.05 * (1.5 + jnp.sin(count))).astype(spec.dtype)
-
-
-def _bytes(spec: Any) -> int:
-    return int(spec.size * spec.dtype.itemsize)
