@@ -99,6 +99,28 @@ def test_the_parts_of_the_time_add_up_to_the_whole(report):
     assert report.runs[0].first_step_seconds < report.runs[0].seconds
 
 
+def test_a_second_run_of_a_program_traces_nothing(tmp_path):
+    traced = []
+
+    class Seen(keras.layers.Layer):
+        def call(self, x):
+            traced.append(x.shape)
+            return x
+
+    with configure().scope():
+        model = keras.Sequential([keras.Input((8,)), Seen(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", steps_per_execution=4)
+    with ipu.report(tmp_path):
+        model.fit(*data(), batch_size=8, verbose=0)
+        before = len(traced)
+        model.fit(*data(), batch_size=8, verbose=0)
+    first, second = (run.programs[0] for run in files.read(tmp_path).runs)
+    assert len(traced) == before
+    assert (first.before, second.before) == (False, True)
+    assert first.counted is not None
+    assert second == replace(first, before=True)
+
+
 def test_losses_are_those_that_callbacks_see(tmp_path):
     model, (x, y) = make_model(), data()
     seen = []

@@ -8,7 +8,8 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ Function = Callable[..., tuple[Any, ...]]
 """Takes the state first. Returns results, the new state, and possibly more."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CompiledProgram:
     """A compiled program, and the facts about it that reports show."""
 
@@ -63,14 +64,23 @@ class CompiledProgram:
     number: int = field(default_factory=itertools.count().__next__)
     """Tells it apart from all others of the process."""
 
-    def facts(self, before: bool) -> ProgramFacts:
-        """The facts about it, without its costs. `before` says whether it is an old one."""
+    def note(self, run: RunRecorder, before: bool) -> None:
+        """Tell a run that is recorded that this program is a part of it. `before` says whether it is an old one."""
+        run.used(
+            self.number,
+            lambda: replace(self._facts, before=before, own=calls.is_own()),
+            self.operations and (lambda: self._counted),
+        )
+
+    @cached_property
+    def _facts(self) -> ProgramFacts:
+        """The facts about it, without its costs. Reading them off a large program takes a second."""
         text, analysis = self.compiled.as_text() or "", self.compiled.memory_analysis()
         return ProgramFacts(
             self.name,
             *self.seconds,
-            before,
-            calls.is_own(),
+            False,
+            True,
             self.cached,
             float((self.compiled.cost_analysis() or {}).get("bytes accessed", 0.0)),
             _memory(analysis),
@@ -81,11 +91,9 @@ class CompiledProgram:
             self.rewritten,
         )
 
-    def note(self, run: RunRecorder, before: bool) -> None:
-        """Tell a run that is recorded that this program is a part of it."""
-        run.used(self.number, lambda: self.facts(before), self.operations and self._count)
-
-    def _count(self) -> Counted:
+    @cached_property
+    def _counted(self) -> Counted:
+        """Its costs. Counting them takes as long as tracing it."""
         assert self.operations is not None
         with tracing():
             return self.operations()
@@ -99,6 +107,7 @@ def compile_program(
     *,
     donate: bool = True,
     operations: Callable[[], Counted] | None = None,
+    outfeeds: Mapping[HostBuffer, Tree] | None = None,
     noted: bool = True,
 ) -> CompiledProgram:
     """Compile the function that `make` returns for arguments like these, which may be arrays or their shapes.
@@ -123,7 +132,7 @@ def compile_program(
     trace, lower, compile = clock.seconds
     program = CompiledProgram(
         name, call, compiled, (trace, lower, compile), program_cache.hits() > hits, operations,
-        tuple(replaced.convolutions),
+        tuple(replaced.convolutions), outfeeds or {},
     )  # fmt: skip
     if noted and (run := calls.current()) is not None:
         program.note(run, before=False)

@@ -10,7 +10,7 @@ import abc
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from openipu.engine.core.accumulation import Accumulation
@@ -179,14 +179,14 @@ class Loop(abc.ABC):
         specs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (state, resident, body))
 
         def compiled(outfeeds: Specs) -> CompiledProgram:
-            program = compile_program(
+            return compile_program(
                 self._name,
                 self._place,
                 lambda: self._execution(state, resident, body, job, outfeeds),
                 (state, resident, body, job.counts.pack(), job.tail),
                 operations=functools.partial(self._operations, *specs),
+                outfeeds=outfeeds,
             )
-            return replace(program, outfeeds=outfeeds)
 
         outfeeds: Specs = {}
         while True:
