@@ -28,9 +28,12 @@ os.environ["KERAS_HOME"] = str(Path(_home.name) / "keras")
 # One cache of compiled programs per worker: empty at first, so that compile counts mean something.
 os.environ["OPENIPU_CACHE"] = str(Path(_home.name) / "xla")
 
-# Shells let background jobs ignore Ctrl-C. Processes started by tests would inherit that, and wait for it forever.
+# Shells let background jobs ignore Ctrl-C, and nohup lets them ignore SIGHUP. Processes started by tests would inherit
+# that, and never hear what a test sends.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # A first example compiles, so timing single examples says nothing.
 settings.register_profile("openipu", deadline=None, max_examples=40, derandomize=True, database=None)
