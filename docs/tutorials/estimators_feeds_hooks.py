@@ -148,7 +148,7 @@ class StopBelow(Watch):
             run_context.request_stop()
 
 
-estimator.train(train_input, hooks=[StopBelow(0.3)], max_steps=5000)
+estimator.train(train_input, hooks=[StopBelow(0.15)], max_steps=5000)
 print("stopped at step", estimator.get_variable_value("global_step"))
 
 # %% [markdown]
@@ -164,6 +164,7 @@ print("stopped at step", estimator.get_variable_value("global_step"))
 logger = logging.getLogger("openipu")
 logger.setLevel(logging.INFO)
 logger.addHandler(logging.StreamHandler(sys.stdout))
+logger.propagate = False
 
 
 def over_the_steps(values):

@@ -14,9 +14,11 @@ StepsPerExecution = Annotated[
 ]
 Ipus = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Devices: one for each stage of each replica.", show_default="one replica"),
+    typer.Option(
+        min=1, max=4096, metavar="N", help="Devices: one for each stage of each replica.", show_default="one replica"
+    ),
 ]
-Stages = Annotated[int, typer.Option(min=1, metavar="N", help="Cut the network into a pipeline of N stages.")]
+Stages = Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Cut the network into a pipeline of N stages.")]
 Schedule = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Grouped, Interleaved, Sequential, GPipe or OneFOneB.", show_default="Grouped"),
@@ -24,7 +26,11 @@ Schedule = Annotated[
 Accumulation = Annotated[
     int | None,
     typer.Option(
-        min=1, metavar="N", help="Micro-batches in one update, on each replica.", show_default="1, or 4 for each stage"
+        min=1,
+        max=4096,
+        metavar="N",
+        help="Micro-batches in one update, on each replica.",
+        show_default="1, or 4 for each stage",
     ),
 ]
 Compare = Annotated[bool, typer.Option(help="Measure plain Keras on this machine as well.")]
@@ -53,6 +59,12 @@ class Options:
             raise ValueError(
                 f"--ipus {self.devices} is not a multiple of --stages {self.stages}, and each stage of a replica has "
                 f"its own device. Give {self.stages}, or {2 * self.stages} for two replicas."
+            )
+        if self.steps_per_execution is not None and self.steps_per_execution % self.accumulated:
+            raise ValueError(
+                f"--steps-per-execution {self.steps_per_execution} is not a multiple of the {self.accumulated} "
+                "micro-batches of an update (--gradient-accumulation-count). "
+                f"Give {-(-self.steps_per_execution // self.accumulated) * self.accumulated}."
             )
 
     @property
