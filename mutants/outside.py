@@ -112,6 +112,13 @@ COMMAND_LINE = [
         "public/test_cli.py::test_the_verdict_is_honest",
     ),
     mutant(
+        "an-epoch-of-broken-updates",
+        "cli/options.py",
+        "or updates * self.accumulated",
+        "or updates",
+        "public/test_training_commands.py::test_an_execution_is_an_epoch_of_whole_updates",
+    ),
+    mutant(
         "narrow-terminals-stay-narrow",
         "cli/terminal.py",
         "        console.width = max(console.width, _NARROWEST)\n",
