@@ -106,10 +106,17 @@ CHECKS = [
 COMMAND_LINE = [
     mutant(
         "a-slower-run-is-faster",
-        "cli/mnist.py",
+        "cli/demo.py",
         'if ratio > 1 else f"{1 / ratio:.1f} times slower"',
         'if ratio > 0 else f"{1 / ratio:.1f} times slower"',
         "public/test_cli.py::test_the_verdict_is_honest",
+    ),
+    mutant(
+        "an-epoch-of-broken-updates",
+        "cli/options.py",
+        "or updates * self.accumulated",
+        "or updates",
+        "public/test_training_commands.py::test_an_execution_is_an_epoch_of_whole_updates",
     ),
     mutant(
         "narrow-terminals-stay-narrow",

@@ -208,4 +208,4 @@ print(*ipu.schedules.render(ipu.schedules.Grouped().table(2, 8)), sep="\n")
 # | replicas | one number | with several real devices, and enough work per update |
 # | a pipeline | a stage for each layer | when the model does not fit on one device |
 #
-# Next: [preparing data](preparing_data.py), or [coming from Keras](from_keras.py) with a model of your own.
+# Next: the same on [CIFAR-10](cifar10_four_ways.py), [preparing data](preparing_data.py), or [coming from Keras](from_keras.py) with a model of your own.

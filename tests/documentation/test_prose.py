@@ -138,6 +138,18 @@ def test_measured_tables_are_not_typed():
     assert measured.strip() in prose.text(prose.ROOT / "docs" / "tutorials" / "keras_step_by_step.py")
 
 
+def test_launch_times_in_the_cifar10_tutorial_are_measured():
+    page = prose.text(prose.ROOT / "docs" / "tutorials" / "cifar10_four_ways.py")
+    for begin, name in (("two CPU cores, batches of 32", "cpu"), ("one H200, batches of 16", "h200")):
+        results = (prose.ROOT / "benchmarks" / "results" / f"{name}.md").read_text(encoding="utf-8")
+        table = results.partition("### cifar, batch ")[2].partition("###")[0]
+        assert begin.endswith(table.split(maxsplit=1)[0])
+        told = re.search(rf"^\| {begin} \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+        for steps, milliseconds in zip(("1", "epoch"), told.groups(), strict=True):
+            measured = re.search(rf"^\| openipu \| {steps} \| (\d+) ", table, re.MULTILINE)
+            assert float(milliseconds) == pytest.approx(int(measured[1]) / 1000, rel=0.2), f"{name}: {measured[0]}"
+
+
 def test_every_name_of_the_original_in_the_table_exists():
     """Methods of models; other names are looked up by `test_names_exist`."""
     from openipu.keras.extensions import ModelExtension

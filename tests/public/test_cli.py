@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import openipu
-from openipu.cli.mnist import verdict
+from openipu.cli.demo import verdict
 
 import pytest
 

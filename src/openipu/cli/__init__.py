@@ -8,6 +8,7 @@ import typer
 
 from .poprun import LaunchCommand
 from .terminal import mend_environment
+from .train import train_cifar10, train_mnist
 
 
 class _App(typer.Typer):
@@ -35,7 +36,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def options(
+def main(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
     ] = False,
@@ -43,37 +44,11 @@ def options(
     """Keras models the IPU way: whole training loops compiled into one program."""
 
 
+app.command("mnist")(train_mnist)
+app.command("cifar10")(train_cifar10)
+
+
 # The functions are not named like their commands, because the modules that do the work have those names.
-@app.command("mnist")
-def train_mnist(
-    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over the training images.")] = 3,
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Images in one micro-batch.")] = 64,
-    steps_per_execution: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Steps in one launch of the compiled program.", show_default="one epoch"),
-    ] = None,
-    ipus: Annotated[int, typer.Option(min=1, metavar="N", help="Devices to train on, one replica on each.")] = 1,
-    compare: Annotated[bool, typer.Option(help="Measure plain Keras on this machine as well.")] = True,
-    samples: Annotated[
-        int | None,
-        typer.Option(min=1, max=60_000, metavar="N", help="Use only the first N images.", show_default="all"),
-    ] = None,
-    profile: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", file_okay=False, help="Write a report to this folder.")
-    ] = None,
-) -> None:
-    """Train the tutorial CNN on MNIST and compare its speed with plain Keras."""
-    from .terminal import fail, make_console
-
-    console = make_console()
-    with console.status("Loading Keras and JAX ..."):
-        from .mnist import Options, run
-    try:
-        run(Options(epochs, batch_size, steps_per_execution, ipus, compare, samples, profile), console)
-    except (ValueError, OSError) as error:  # a mistake of the user
-        fail(error, 2)
-
-
 @app.command("info")
 def show_info() -> None:
     """Show versions, devices, options and folders, for example for a bug report."""

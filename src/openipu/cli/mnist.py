@@ -1,90 +1,18 @@
-"""`openipu mnist`: train the tutorial CNN on replicas, report every epoch, and compare with plain Keras."""
+"""What `openipu mnist` trains: the tutorial CNN."""
 
-import time
-import warnings
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-import openipu as ipu
-from openipu.datasets import Dataset, StandInDataWarning
+from openipu import datasets
 
 import keras
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-_COMPARED_STEPS: Final = 48
+from .demo import Demo
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of the command; None means one epoch per execution, or all samples."""
-
-    epochs: int
-    batch_size: int
-    steps_per_execution: int | None
-    ipus: int
-    compare: bool
-    samples: int | None
-    profile: Path | None = None
-
-
-def run(options: Options, console: Console) -> None:
-    """Train, evaluate and compare, and print the results."""
-    if options.profile is None:
-        run_unprofiled(options, console)
-        return
-    with ipu.report(options.profile, "The tutorial CNN") as folder:
-        run_unprofiled(options, console)
-    console.print(f"[bold]report[/] {escape(str(folder / 'report.html'))}", highlight=False, soft_wrap=True)
-
-
-def run_unprofiled(options: Options, console: Console) -> None:
-    """Do all of it without a report."""
-    with warnings.catch_warnings():
-        # The message on stderr is enough here.
-        warnings.simplefilter("ignore", StandInDataWarning)
-        loaded = ipu.datasets.mnist(options.samples, options.samples and min(options.samples, 10_000))
-    (x_train, y_train), (x_test, y_test) = prepare(loaded)
-    steps = -(-len(x_train) // options.batch_size)
-    per_execution = options.steps_per_execution or -(-steps // options.ipus)
-
-    strategy = configure(options.ipus)
-    with strategy.scope():
-        model = tutorial_cnn()
-        model.compile("sgd", "categorical_crossentropy", metrics=["accuracy"], steps_per_execution=per_execution)
-    console.print(
-        f"[bold]OpenIPU {ipu.__version__}[/]: the tutorial CNN on {describe(loaded)}, {options.ipus} device(s), "
-        f"micro-batch {options.batch_size}, {steps} steps per epoch, {per_execution} steps per execution",
-        highlight=False,
-        soft_wrap=True,
-    )
-    ours = fit_with_progress(model, x_train, y_train, steps, options, console)
-    result = model.evaluate(x_test, y_test, batch_size=options.batch_size, verbose=0, return_dict=True)
-    console.print(
-        f"[bold]test[/]   loss {result['loss']:.4f}  accuracy [bold green]{result['accuracy']:.4f}[/]", highlight=False
-    )
-    if options.compare:
-        compare(ours, x_train, y_train, options, console)
-
-
-def prepare(loaded: Dataset) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+def prepare(images: np.ndarray, labels: np.ndarray) -> tuple[Any, Any]:
     """Images with values from 0 to 1 and a channel axis, and one-hot labels."""
-
-    def pair(x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
-        return (x / np.float32(255))[..., None], np.eye(10, dtype=np.float32)[y]
-
-    return pair(loaded.x_train, loaded.y_train), pair(loaded.x_test, loaded.y_test)
-
-
-def configure(devices: int) -> Any:
-    """A strategy for this number of devices."""
-    cfg = ipu.config.IPUConfig()
-    cfg.auto_select_ipus = devices
-    cfg.configure_ipu_system()
-    return ipu.ipu_strategy.IPUStrategy()
+    return (images / np.float32(255))[..., None], np.eye(10, dtype=np.float32)[labels]
 
 
 def tutorial_cnn() -> keras.Model:
@@ -99,99 +27,13 @@ def tutorial_cnn() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(10, activation="softmax")(x))
 
 
-def describe(loaded: Dataset) -> str:
-    """The number and kind of images. Stand-in data is never presented as MNIST."""
-    kind = "[bold yellow]stand-in digits, not MNIST[/]" if loaded.source == "stand-in" else "MNIST"
-    return f"{len(loaded.x_train)} images of {kind}"
-
-
-class EpochTimes(keras.callbacks.Callback):
-    """The duration of every epoch in seconds, measured in the same way for OpenIPU and plain Keras."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds: list[float] = []
-        self._start = 0.0
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Start the clock."""
-        del epoch, logs
-        self._start = time.perf_counter()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Stop the clock once the logs are on the host: only then is the work of the epoch done."""
-        del epoch
-        for value in (logs or {}).values():
-            float(value)
-        self.seconds.append(time.perf_counter() - self._start)
-
-
-class EpochReport(EpochTimes):
-    """A progress bar, and one line for every epoch."""
-
-    def __init__(self, progress: Progress, steps: int, epochs: int) -> None:
-        super().__init__()
-        self._progress, self._steps, self._epochs = progress, steps, epochs
-        self._task = progress.add_task("compiling", total=steps * epochs)
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Advance the bar. Called once per execution."""
-        del logs
-        done = len(self.seconds) * self._steps + batch + 1
-        self._progress.update(self._task, completed=done, description="training")
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Print the epoch's line."""
-        super().on_epoch_end(epoch, logs)
-        logs = logs or {}
-        each = self.seconds[-1] / self._steps * 1e6
-        self._progress.console.print(
-            f"[bold]epoch {epoch + 1}/{self._epochs}[/]  loss {logs['loss']:.4f}  accuracy {logs['accuracy']:.4f}  "
-            f"{each:,.0f} µs/step{'  (includes compiling)' if epoch == 0 else ''}",
-            highlight=False,
-        )
-
-
-def fit_with_progress(
-    model: keras.Model, x: np.ndarray, y: np.ndarray, steps: int, options: Options, console: Console
-) -> EpochTimes:
-    """Train with a progress bar, and return the durations of the epochs."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        report = EpochReport(progress, steps, options.epochs)
-        model.fit(x, y, epochs=options.epochs, batch_size=options.batch_size, verbose=0, callbacks=[report])
-    return report
-
-
-def compare(ours: EpochTimes, x: np.ndarray, y: np.ndarray, options: Options, console: Console) -> None:
-    """Print one line: microseconds per step with OpenIPU and with plain Keras, both without compiling."""
-    if options.epochs == 1:
-        console.print("There is no comparison, because the only epoch includes compiling. Use --epochs 2 or more.")
-        return
-    rows = min(len(x), _COMPARED_STEPS * options.batch_size)
-    with console.status("Measuring plain Keras ..."):
-        model = tutorial_cnn()
-        model.compile("sgd", "categorical_crossentropy", metrics=["accuracy"])
-        plain = EpochTimes()
-        model.fit(x[:rows], y[:rows], epochs=3, batch_size=options.batch_size, verbose=0, callbacks=[plain])
-    our_step = min(ours.seconds[1:]) / -(-len(x) // options.batch_size) * 1e6
-    plain_step = min(plain.seconds[1:]) / -(-rows // options.batch_size) * 1e6
-    console.print(
-        f"[bold]speed[/]  OpenIPU {our_step:,.0f} µs/step, plain Keras on JAX {plain_step:,.0f} µs/step: "
-        f"[bold]{verdict(plain_step / our_step)}[/]",
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-def verdict(ratio: float) -> str:
-    """The speed-up (or slow-down) in words."""
-    if 0.95 < ratio < 1.05:
-        return "the same speed"
-    return f"{ratio:.1f} times faster" if ratio > 1 else f"{1 / ratio:.1f} times slower"
+DEMO: Final = Demo(
+    title="the tutorial CNN",
+    dataset="MNIST",
+    stand_in="stand-in digits",
+    load=datasets.mnist,
+    prepare=prepare,
+    model=tutorial_cnn,
+    optimizer=keras.optimizers.SGD,
+    loss=keras.losses.CategoricalCrossentropy(),
+)
