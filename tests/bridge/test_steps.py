@@ -335,6 +335,50 @@ def test_the_name_of_a_function_is_that_of_its_graph():
     assert set(names) == {"my_step"}
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["sent", "fetched"])
+def test_a_new_iterator_uses_the_program_of_the_last_one(known):
+    traced = []
+
+    @tf.function
+    def total(iterator, steps):
+        traced.append(None)
+        result = tf.zeros([5])
+        if known:
+            for _ in tf.range(2):
+                result += tf.reduce_sum(next(iterator)[0], 0)
+        else:
+            while steps > 0:
+                result += tf.reduce_sum(next(iterator)[0], 0)
+                steps -= 1
+        return result
+
+    with strategy(1).scope():
+        for first in (0, 16, 32):
+            data = tf.data.Dataset.from_tensor_slices((X[first:], Y[first:])).batch(8, drop_remainder=True)
+            found = strategy(1).run(total, args=(iter(data), np.int32(2)))
+            np.testing.assert_allclose(found, X[first : first + 16].sum(0), atol=1e-5)
+        assert len(traced) == 2
+        iterator = iter(dataset(8))
+        for first in (0, 16):  # an iterator goes on where it was
+            found = strategy(1).run(total, args=(iterator, np.int32(2)))
+            np.testing.assert_allclose(found, X[first : first + 16].sum(0), atol=1e-5)
+        assert len(traced) == 2
+        strategy(1).run(total, args=(iter(dataset(4)), np.int32(2)))
+    assert len(traced) == 4, "another shape is another program"
+
+
+def test_an_iterator_is_an_argument_or_a_variable_and_not_both():
+    @tf.function
+    def twice(given):
+        return next(given)[0] + next(iterator)[0]
+
+    with strategy(1).scope():
+        iterator = iter(dataset(8))
+        with pytest.raises(ValueError, match="Use it as an argument only"):
+            strategy(1).run(twice, args=(iterator,))
+        np.testing.assert_allclose(strategy(1).run(twice, args=(iter(dataset(8)),)), 2 * X[:8], atol=1e-6)
+
+
 def test_an_iterator_in_a_scope_serves_the_host_as_well():
     with strategy(1).scope():
         iterator = iter(dataset(8))

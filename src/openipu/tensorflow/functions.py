@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -76,17 +77,18 @@ class ScopeIterator(IPUIterator):
     def __init__(self, dataset: tf.data.Dataset, host: Iterator[Any]) -> None:
         self._dataset, self._host = dataset, host
 
+    @functools.cached_property
+    def _infeed(self) -> IPUInfeedQueue:
+        """Made when a program needs it."""
+        return IPUInfeedQueue(self._dataset)
+
     @property
     def element_spec(self) -> Any:
         """Shapes and dtypes of one element."""
         return self._dataset.element_spec
 
     def __next__(self) -> Any:
-        if current() is None:
-            return next(self._host)
-        if "_infeed" not in vars(self):
-            self._infeed = IPUInfeedQueue(self._dataset)
-        return super().__next__()
+        return next(self._host) if current() is None else super().__next__()
 
 
 def _iter(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ import keras
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
 
+from . import added_losses
 from .program_trace import ProgramTrace, current
 from .variable_scope import VariableScope
 
@@ -103,6 +104,7 @@ class _Traced:
         self._scope = VariableScope(trace.scope)
         self._static: list[Any] = []
         self._structure: Any = None
+        self._losses: added_losses.Added = ()
 
     def run(self) -> Tree:
         before, _local.level = level(), traced_program()
@@ -115,15 +117,18 @@ class _Traced:
         self._static = [None if _is_array(leaf) else leaf for leaf in leaves]
         arrays = [leaf for leaf in leaves if _is_array(leaf)]
         values = [scope.state_mapping[id(v)] for v in scope.assigned.values()]
-        return arrays, values, [scope.cell(owner) for owner in scope.touched.values()]
+        self._losses = added_losses.taken(scope)
+        cells = [scope.cell(owner) for owner in scope.touched.values()]
+        return arrays, values, cells, [loss for _, loss in self._losses]
 
     def finish(self, results: Tree) -> Tree:
         """Make the changes in the scope around the function, and return its result."""
-        arrays, values, cells = results
+        arrays, values, cells, losses = results
         for variable, value in zip(self._scope.assigned.values(), values, strict=True):
             self._trace.scope.add_update((variable, value))
         for owner, cell in zip(self._scope.touched.values(), cells, strict=True):
             self._trace.scope.set_cell(owner, cell)
+        added_losses.added_again((layer, loss) for (layer, _), loss in zip(self._losses, losses, strict=True))
         rest = iter(arrays)
         return jax.tree.unflatten(self._structure, [next(rest) if s is None else s for s in self._static])
 
