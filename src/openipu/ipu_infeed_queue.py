@@ -170,6 +170,11 @@ class IPUIterator(FeedArgument):
         return self._infeed._used()
 
     def __iter__(self) -> IPUIterator:
+        if current() is not None:
+            raise RuntimeError(
+                "A program cannot loop over an iterator, because it cannot see the end of the data while it is traced. "
+                "Loop over a range, and call `next(iterator)` in the loop."
+            )
         return self
 
     def __next__(self) -> Any:

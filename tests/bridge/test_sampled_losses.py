@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import openipu as ipu
+from openipu.ops._sampled_losses import drawn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from openipu.ops._sampled_losses import drawn
 
 tf: Any = None  # conftest.py puts TensorFlow here
 CLASSES, SAMPLED, WIDTH, ROWS = 50, 12, 4, 6

@@ -417,6 +417,24 @@ def test_what_a_program_cannot_do_is_refused_with_the_remedy():
             y = x[:2]
         return y
 
+    @tf.function
+    def keeps_a_list(x):
+        found = []
+        for i in tf.range(3):
+            found.append(x * tf.cast(i, tf.float32))  # noqa: PERF401
+        return tf.stack(found)
+
+    @tf.function
+    def loops_for_ever(iterator):
+        total = 0.0
+        for x, _ in iterator:
+            total += tf.reduce_sum(x)
+        return total
+
+    with pytest.raises(RuntimeError, match="It was kept in a list, which a program does not carry"):
+        strategy(1).run(keeps_a_list, args=(X[0],))
+    with strategy(1).scope(), pytest.raises(RuntimeError, match=r"call `next\(iterator\)` in the loop"):
+        strategy(1).run(loops_for_ever, args=(iter(dataset(8)),))
     with pytest.raises(NotImplementedError, match=r"`assign_add` of the tf.Variable .*keras.Variable"):
         strategy(1).run(counts, args=(1.0,))
     with pytest.raises(TypeError, match=r"A loop changes `x` from float32\[5\] to float32\[10\]"):

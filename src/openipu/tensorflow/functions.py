@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from .control_flow import converted
+from .loop_state import leaks_explained
 from .replacements import Replacements
 from .values import any_foreign, being_traced, where
 
@@ -55,7 +56,7 @@ def _call(original: Callable[..., Any]) -> Callable[..., Any]:
             python = converted(python)
         if current() is None:  # in a layer of a model that is trained, or on results of programs
             return python(*args, **kwargs)
-        with _named(getattr(self, "__name__", "function")):
+        with _named(getattr(self, "__name__", "function")), leaks_explained():
             return resolved(lambda: python(*args, **kwargs))
 
     return call
@@ -110,7 +111,7 @@ def _as_tensors(original: Callable[..., Tree]) -> Callable[..., Tree]:
 
 def _refused(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: tf.Variable, *args: Any, **kwargs: Any) -> Any:
-        if current() is not None and tf.executing_eagerly():
+        if being_traced():
             raise NotImplementedError(
                 f"`{name}` of the tf.Variable {self.name!r} is called in a program ({where()}), which would do it only "
                 "once, while it is traced. Make a `keras.Variable` of it."
