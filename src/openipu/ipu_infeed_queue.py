@@ -64,7 +64,7 @@ class IPUInfeedQueue:
     @property
     def element_spec(self) -> Any:
         """Shapes and dtypes of one element."""
-        return self._elements.spec
+        return self._source.spec
 
     @property
     def number_of_tuple_elements(self) -> int:

@@ -9,6 +9,7 @@ does not wait for the others, because scripts often save in instance 0 only; res
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -115,16 +116,19 @@ def _checkpoint(original: Any) -> type:
             if is_written_here(self):
                 return super().save(file_prefix, options)
             self.save_counter.assign_add(1)
-            return self.write(f"{file_prefix}-{int(self.save_counter)}")
+            return self.write(f"{file_prefix}-{int(self.save_counter)}", options)
 
-        def write(self, file_prefix: Any, options: Any = None) -> Any:
+        def _write(self, file_prefix: Any, options: Any = None) -> Any:  # `save`, `write` and managers call it
             _build(self._owners().values())
             if is_written_here(self):
-                return super().write(file_prefix, options)
+                return super()._write(file_prefix, options)
             for owner in self._owners().values():
                 if isinstance(owner, keras.Model):
                     owner.jax_state_sync()  # as in the instance that writes
-            return str(file_prefix)
+            path = str(file_prefix)
+            for callback in getattr(options, "experimental_write_callbacks", None) or ():
+                callback(*([path] if inspect.signature(callback).parameters else []))
+            return path
 
         def read(self, save_path: Any, options: Any = None) -> Any:  # `restore` calls it
             if is_common(self):  # instance 0 is here when it has written its files

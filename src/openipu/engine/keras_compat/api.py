@@ -288,7 +288,8 @@ def take_names(new: type, cls: type) -> None:
 
 def random_seed() -> int:
     """A seed for random numbers that follows from `keras.utils.set_random_seed`, if it was called."""
-    return int(rng_utils.get_random_seed() or secrets.randbits(31))
+    known = rng_utils.get_random_seed()
+    return secrets.randbits(31) if known is None else int(known)
 
 
 def forget_loss(layer: keras.Layer, loss: Array) -> None:
