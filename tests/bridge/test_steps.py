@@ -261,6 +261,25 @@ def test_a_persistent_tape_weights_and_sources_that_depend_on_each_other():
     np.testing.assert_allclose(last, 2 * X[0], rtol=1e-5)
 
 
+def test_no_gradient_passes_through_an_assignment():
+    """An update is no part of what the next tape differentiates, and a tape knows the values that it has seen."""
+    one, other = keras.Variable(2.0), keras.Variable(3.0)
+
+    @tf.function
+    def slopes():
+        with tf.GradientTape(persistent=True) as early:
+            first = one * one * other
+        other.assign(other - early.gradient(first, other))  # 3 - 2 * 2 = -1
+        with tf.GradientTape() as late:
+            second = one * other
+        one.assign(5.0)
+        return late.gradient(second, one), early.gradient(first, [one, other])
+
+    late, early = strategy(1).run(slopes)
+    assert float(late) == -1
+    assert list(map(float, early)) == [12, 4]
+
+
 def test_functions_of_functions_share_a_tape():
     @tf.function
     def ask(tape, target, source):

@@ -21,6 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from .model_steps import built_without_call
 from .replacements import Replacements
 from .second_optimizers import second_optimizers
 
@@ -180,6 +181,9 @@ def _forget_old(manager: Any) -> None:
 def _build(owners: Iterable[Any]) -> None:
     """Make the variables of optimizers whose models are in the same checkpoint, so that it always has them."""
     owners = list(owners)
+    for owner in owners:
+        if isinstance(owner, keras.Model):
+            built_without_call(owner)
     layers = [owner for owner in owners if isinstance(owner, keras.Layer)]
     alone = [owner for owner in owners if isinstance(owner, keras.optimizers.Optimizer)]
     pairs = [(optimizers_of(layer).get("optimizer"), layer) for layer in layers]

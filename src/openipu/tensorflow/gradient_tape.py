@@ -35,7 +35,9 @@ def install(replacements: Replacements) -> None:
 
 def _enter(original: Callable[..., Any]) -> Callable[..., Any]:
     def enter(self: tf.GradientTape) -> Any:
-        vars(self)["_began"] = gradient_marks.level()
+        here = gradient_marks.Beginning.here()
+        if vars(self).setdefault("_began", here).level != here.level:  # a tape can be opened again, and goes on then
+            vars(self)["_began"] = here
         return original(self)
 
     return enter
@@ -54,7 +56,8 @@ def _gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         targets: list[Array] = [native(t) for t in _leaves(target)]
         weights = [None] * len(targets) if output_gradients is None else list(map(native, _leaves(output_gradients)))
         flat = _leaves(sources)
-        found = gradient_marks.gradients(targets, flat, weights, vars(self).get("_began"))
+        began = vars(self).get("_began") or gradient_marks.Beginning(None, {})
+        found = gradient_marks.gradients(targets, flat, weights, began)
         return jax.tree.unflatten(jax.tree.structure(sources, is_leaf=_is_variable), found)
 
     return gradient

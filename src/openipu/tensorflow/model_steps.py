@@ -131,6 +131,8 @@ def _with_data_alone(mode: Mode, original: Callable[..., Any]) -> Callable[..., 
         if len(args) == 2:
             return original(self, *args)
         variables = variables_of(self, mode)
+        if mode == "train":  # this step knows one optimizer
+            variables = variables._replace(optimizer=list(self.optimizer.variables))
         with _running_as(None):
             result, new = original(self, parts_of(mode, values_of(variables)), *args)
         state = State([], new, [], []) if mode == "predict" else state_of(mode, new)
@@ -147,15 +149,18 @@ def _assign(variables: Iterable[keras.Variable], values: Iterable[Array]) -> Non
             variable.assign(value)
 
 
-def _without_call(original: Callable[..., None]) -> Callable[..., None]:
+def built_without_call(model: keras.Model) -> None:
     """A model that has steps but no `call`, such as a GAN, is built when its parts are."""
+    owner = next(kind for kind in type(model).__mro__ if "call" in vars(kind)).__module__.partition(".")[0]
+    parts = api.all_layers(model, itself=False)
+    if not model.built and owner in LIBRARIES and parts and all(part.built for part in parts):
+        model.built = getattr(type(model), "train_step", None) in _translated
 
+
+def _without_call(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def build(self: keras.Model, *args: Any, **kwargs: Any) -> None:
-        owner = next(kind for kind in type(self).__mro__ if "call" in vars(kind))
-        parts = api.all_layers(self, itself=False)
-        if not self.built and owner.__module__.partition(".")[0] in LIBRARIES and all(part.built for part in parts):
-            self.built = getattr(type(self), "train_step", None) in _translated
+        built_without_call(self)
         original(self, *args, **kwargs)
 
     return build
