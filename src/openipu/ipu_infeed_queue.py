@@ -152,22 +152,26 @@ class IPUIterator(FeedArgument):
     @property
     def element_spec(self) -> Any:
         """Shapes and dtypes of one element."""
-        return self._infeed.element_spec
+        return self._queue().element_spec
+
+    def _queue(self) -> IPUInfeedQueue:
+        """The queue that delivers the elements."""
+        return self._infeed
 
     def feed_key(self) -> Hashable:
         """What a program that takes elements from this iterator has compiled into it."""
         leaves, structure = jax.tree.flatten(self.element_spec)
-        return type(self), structure, tuple(leaves), self._infeed.device_ordinal, self._infeed.prefetch_depth
+        return type(self), structure, tuple(leaves), self._queue().device_ordinal, self._queue().prefetch_depth
 
     def stand_in(self) -> Self:
         """The same iterator without its elements."""
         twin = copy.copy(self)
-        twin._infeed = self._infeed._stand_in()
+        twin._infeed = self._queue()._stand_in()
         return twin
 
     def source(self) -> InfeedSource:
         """What programs take elements from."""
-        return self._infeed._used()
+        return self._queue()._used()
 
     def __iter__(self) -> IPUIterator:
         if current() is not None:
@@ -178,7 +182,7 @@ class IPUIterator(FeedArgument):
         return self
 
     def __next__(self) -> Any:
-        return self._infeed._dequeue()
+        return self._queue()._dequeue()
 
     def get_next(self) -> Any:
         """The next element. Call it inside a program."""

@@ -14,6 +14,7 @@ from openipu.engine.types import Array
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
@@ -59,5 +60,5 @@ def logits(
     others = inputs @ table[classes].T + offsets[classes] - jnp.log(array(sample.of_classes))
     if validate.flag("remove_accidental_hits", remove_accidental_hits):
         hit = jnp.any(labels[:, :, None] == classes, 1)
-        others = jnp.where(hit, jnp.finfo(others.dtype).min, others)
+        others = jnp.where(hit, float(np.finfo(np.float32).min), others)
     return own, others

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -78,10 +77,11 @@ class ScopeIterator(IPUIterator):
     def __init__(self, dataset: tf.data.Dataset, host: Iterator[Any]) -> None:
         self._dataset, self._host = dataset, host
 
-    @functools.cached_property
-    def _infeed(self) -> IPUInfeedQueue:
+    def _queue(self) -> IPUInfeedQueue:
         """Made when a program needs it."""
-        return IPUInfeedQueue(self._dataset)
+        if "_infeed" not in vars(self):
+            self._infeed = IPUInfeedQueue(self._dataset)
+        return self._infeed
 
     @property
     def element_spec(self) -> Any:

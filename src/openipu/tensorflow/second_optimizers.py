@@ -21,8 +21,7 @@ from openipu.engine.types import Array, Tree
 
 import jax
 import keras
-
-Optimizer = keras.optimizers.Optimizer
+from keras.optimizers import Optimizer
 
 
 def second_optimizers(model: keras.Model) -> dict[str, Optimizer]:

@@ -40,7 +40,8 @@ class VariableScope(keras.StatelessScope):
         self._where: object = None
         self.state_mapping = {id(variable): value for variable, value in values}
         self._cells: dict[int, Tree] = {id(owner): cell for owner, cell in cells}
-        self.losses = [] if parent is None else list(parent.losses)  # of layers; a branch sees what was added before it
+        # Losses of layers. A branch sees those that were added before it.
+        self.losses: list[Any] = [] if parent is None else list(parent.losses)
         self.added: dict[int, keras.Layer] = {}
         """The layers that have added losses here, by the identity of the loss (added_losses.py)."""
         self.read: dict[int, keras.Variable] = {}
