@@ -385,7 +385,7 @@ TENSORFLOW = [
     mutant(
         "gradients-beyond-a-loop",
         "engine/program/gradient_marks.py",
-        "    if began != level():\n",
+        "    if began.level != level():\n",
         "    if False:\n",
         f"{STEPS}::test_what_a_program_cannot_do_is_refused_with_the_remedy",
     ),
@@ -406,9 +406,44 @@ TENSORFLOW = [
     mutant(
         "a-checkpoint-forgets-the-optimizer",
         "tensorflow/checkpoints.py",
-        'return children if optimizer is None else children | {"optimizer": optimizer}',
+        "return children | self._optimizers()",
         "return children",
         f"{CHECKPOINTS}::test_a_compiled_model_is_saved_with_its_optimizer",
+    ),
+    mutant(
+        "a-loss-of-a-branch-is-lost",
+        "engine/program/program_trace.py",
+        "            losses[own] = added_losses.values(site.losses[own], added)\n",
+        "",
+        "bridge/test_losses_in_branches.py",
+    ),
+    mutant(
+        "only-the-last-loss-of-a-loop-counts",
+        "engine/program/program_trace.py",
+        "            if site.accumulates:\n",
+        "            if False:\n",
+        "bridge/test_losses_in_branches.py::test_fit_trains_on_losses_that_are_added_in",
+    ),
+    mutant(
+        "gradients-pass-through-an-update",
+        "engine/program/variable_scope.py",
+        "= lax.stop_gradient(value)",
+        "= value",
+        f"{STEPS}::test_no_gradient_passes_through_an_assignment",
+    ),
+    mutant(
+        "every-iterator-has-a-program",
+        "engine/program/call_arguments.py",
+        "            if isinstance(leaf, FeedArgument):\n",
+        "            if False:\n",
+        f"{STEPS}::test_a_new_iterator_uses_the_program_of_the_last_one",
+    ),
+    mutant(
+        "a-second-optimizer-is-not-carried",
+        "engine/core/model_state.py",
+        "        slots = [v for optimizer in self.optimizers for v in optimizer.variables]\n",
+        "        slots = []\n",
+        "bridge/test_second_optimizers.py::test_two_optimizers_train_as_in_plain_keras",
     ),
 ]
 

@@ -18,10 +18,6 @@ _EXECUTABLE: Final = (
 _USER_OP: Final = "it runs code that was compiled for IPUs", "Write the operation with `keras.ops` or JAX"
 _F8: Final = "there are no 8-bit floats of IPUs", "Use float16 or bfloat16, or JAX's own `jnp.float8_e4m3fnuz`"
 _HOST_TABLE: Final = "no table is kept and trained on the host", "Use `ipu.keras.layers.Embedding`"
-_SAMPLED: Final = (
-    "losses are computed over all classes",
-    "Use `keras.losses.SparseCategoricalCrossentropy(from_logits=True)`",
-)
 _CAPTURE: Final = (
     "gradients of activations are not captured",
     "Look at gradients of weights, with `ipu.optimizers.MapGradientOptimizer` and an outfeed",
@@ -71,7 +67,6 @@ _NAMES: Final[dict[str, tuple[str, str]]] = {
         ),
         _HOST_TABLE,
     ),
-    **dict.fromkeys(("nn_ops.nce_loss", "nn_ops.sampled_softmax_loss"), _SAMPLED),
     **dict.fromkeys(
         (
             "eager.backprop.GradientCaptureContext", "eager.backprop.GradientCaptureTape",

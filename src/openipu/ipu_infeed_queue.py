@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from collections.abc import Hashable
+from typing import Any, Self
 
 from openipu import _validate as validate
 from openipu.engine.data.dataset_reader import DatasetReader
 from openipu.engine.devices.current_system import feed_ordinal
 from openipu.engine.devices.placement import Placement
-from openipu.engine.program.infeed import InfeedSource
+from openipu.engine.program.infeed import FeedArgument, InfeedSource
 from openipu.engine.program.program_trace import ProgramTrace, current, in_stage
 from openipu.engine.program.user_program import Operation
 from openipu.engine.types import Data, Tree
 from openipu.errors import NotFoundError
+
+import jax
 
 __all__ = ["IPUInfeedQueue", "IPUIterator", "IPUOwnedIterator"]
 
@@ -54,13 +58,13 @@ class IPUInfeedQueue:
         if validate.flag("optimise_latency", optimise_latency):
             validate.no_effect({"optimise_latency of infeed queues": "elements are never held back"})
         self._elements = DatasetReader(dataset, self.prefetch_depth)
-        self._source = InfeedSource(self._elements, self.prefetch_depth)
+        self._source = InfeedSource(self._elements.spec, self._elements, self.prefetch_depth)
         self._dequeued = self._deleted = False
 
     @property
     def element_spec(self) -> Any:
         """Shapes and dtypes of one element."""
-        return self._elements.spec
+        return self._source.spec
 
     @property
     def number_of_tuple_elements(self) -> int:
@@ -104,13 +108,24 @@ class IPUInfeedQueue:
     def _dequeue(self) -> Any:
         """The next element, inside a program."""
         trace = check_use(self.device_ordinal, "infeed")
+        return self._used().next(trace)
+
+    def _used(self) -> InfeedSource:
+        """What a program takes elements from."""
         if self._deleted:
             raise NotFoundError("The infeed queue was deleted. Access its `initializer` to start again.")
         self._dequeued = True
-        return self._source.next(trace)
+        return self._source
+
+    def _stand_in(self) -> IPUInfeedQueue:
+        """The same queue without its elements."""
+        queue = copy.copy(self)
+        queue._source = self._source.stand_in()
+        del queue._elements
+        return queue
 
 
-class IPUIterator:
+class IPUIterator(FeedArgument):
     """The elements of a dataset inside a device program, where `next(iterator)` returns the next one.
 
     Args:
@@ -137,13 +152,37 @@ class IPUIterator:
     @property
     def element_spec(self) -> Any:
         """Shapes and dtypes of one element."""
-        return self._infeed.element_spec
+        return self._queue().element_spec
+
+    def _queue(self) -> IPUInfeedQueue:
+        """The queue that delivers the elements."""
+        return self._infeed
+
+    def feed_key(self) -> Hashable:
+        """What a program that takes elements from this iterator has compiled into it."""
+        leaves, structure = jax.tree.flatten(self.element_spec)
+        return type(self), structure, tuple(leaves), self._queue().device_ordinal, self._queue().prefetch_depth
+
+    def stand_in(self) -> Self:
+        """The same iterator without its elements."""
+        twin = copy.copy(self)
+        twin._infeed = self._queue()._stand_in()
+        return twin
+
+    def source(self) -> InfeedSource:
+        """What programs take elements from."""
+        return self._queue()._used()
 
     def __iter__(self) -> IPUIterator:
+        if current() is not None:
+            raise RuntimeError(
+                "A program cannot loop over an iterator, because it cannot see the end of the data while it is traced. "
+                "Loop over a range, and call `next(iterator)` in the loop."
+            )
         return self
 
     def __next__(self) -> Any:
-        return self._infeed._dequeue()
+        return self._queue()._dequeue()
 
     def get_next(self) -> Any:
         """The next element. Call it inside a program."""

@@ -91,9 +91,9 @@ class IPUStrategyV1:
         """Run `fn(*args, **kwargs)` as one compiled program on all replicas, and return the first replica's result.
 
         A function is compiled once for arguments of the same shapes. Keras variables that it uses are read and updated.
-        Arrays and floats among the arguments are inputs of the program, the same on every replica; whole numbers,
-        models, feeds and everything else become part of the program. If the program uses an outfeed queue, this returns
-        when the program has ended.
+        Arrays and floats among the arguments are inputs of the program, the same on every replica, and elements come
+        from any iterator with the same `element_spec`; whole numbers, models, queues and everything else become part of
+        the program. If the program uses an outfeed queue, this returns when the program has ended.
 
         Args:
             fn: A function of JAX or `keras.ops` operations. Create layers, models and optimizers outside of it.

@@ -5,6 +5,7 @@ The command `openipu run` does the same.
 
 from __future__ import annotations
 
+import gc
 import runpy
 import sys
 from collections.abc import Sequence
@@ -17,8 +18,11 @@ def run_script(script: str, args: Sequence[str] = ()) -> None:
     """Run a script as `python script args...` does, but with TensorFlow's names for the IPU."""
     if not Path(script).is_file():
         raise FileNotFoundError(f"There is no script {script}. Give the path of a Python file.")
+    gc.disable()  # modules are no garbage: looking for it while they load, and in them later, takes time for nothing
     import openipu.tensorflow  # noqa: F401 - importing it puts the names in place
 
+    gc.freeze()
+    gc.enable()
     sys.argv = [script, *args]
     sys.path.insert(0, str(Path(script).resolve().parent))
     runpy.run_path(script, run_name="__main__")

@@ -135,6 +135,20 @@ def test_a_metric_with_a_condition():
     assert found == pytest.approx(float(expected), rel=1e-5)
 
 
+def test_a_variable_of_tensorflow_cannot_count_in_a_layer():
+    counter = tf.Variable(0.0)
+
+    class Counts(keras.layers.Layer):
+        def call(self, x):
+            counter.assign_add(1.0)
+            return x
+
+    Counts()(X)
+    assert float(counter) == 1
+    with pytest.raises(NotImplementedError, match=r"which would do it only once, while it is traced"):
+        keras.Sequential([keras.layers.Input((4,)), Counts()])
+
+
 def test_a_condition_that_cannot_be_part_of_a_program_names_its_line():
     class Layer(keras.layers.Layer):
         def call(self, x):

@@ -141,6 +141,18 @@ def test_distributed_training(instances, small_mnist, tmp_path):
     assert weights.with_suffix(".weights.h5").exists()
 
 
+@pytest.mark.slow
+def test_one_instance_writes_checkpoints_of_tensorflow_and_all_restore(tmp_path):
+    launch = ("launch", "--num-instances", "2", "--num-replicas", "2", sys.executable, "-m", "openipu")
+    output = run("checkpoints.py", str(tmp_path), launch=launch)
+    for instance in (0, 1):
+        assert f"instance {instance}: step 24, kept ['2', '3'], equal True" in output
+    assert len(set(re.findall(r"total (\S+)", output))) == 1
+    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {path.partition("/")[0] for path in written} == {"0"}
+    assert {path for path in written if path.endswith(".index")} == {"0/ckpt-2.index", "0/ckpt-3.index"}
+
+
 @pytest.fixture(scope="module")
 def small_mnist() -> str:
     """The folder of MNIST if there is one, otherwise images that OpenIPU draws."""

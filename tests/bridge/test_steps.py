@@ -263,6 +263,25 @@ def test_a_persistent_tape_weights_and_sources_that_depend_on_each_other():
     np.testing.assert_allclose(last, 2 * X[0], rtol=1e-5)
 
 
+def test_no_gradient_passes_through_an_assignment():
+    """An update is no part of what the next tape differentiates, and a tape knows the values that it has seen."""
+    one, other = keras.Variable(2.0), keras.Variable(3.0)
+
+    @tf.function
+    def slopes():
+        with tf.GradientTape(persistent=True) as early:
+            first = one * one * other
+        other.assign(other - early.gradient(first, other))  # 3 - 2 * 2 = -1
+        with tf.GradientTape() as late:
+            second = one * other
+        one.assign(5.0)
+        return late.gradient(second, one), early.gradient(first, [one, other])
+
+    late, early = strategy(1).run(slopes)
+    assert float(late) == -1
+    assert list(map(float, early)) == [12, 4]
+
+
 def test_functions_of_functions_share_a_tape():
     @tf.function
     def ask(tape, target, source):
@@ -337,6 +356,50 @@ def test_the_name_of_a_function_is_that_of_its_graph():
     assert set(names) == {"my_step"}
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["sent", "fetched"])
+def test_a_new_iterator_uses_the_program_of_the_last_one(known):
+    traced = []
+
+    @tf.function
+    def total(iterator, steps):
+        traced.append(None)
+        result = tf.zeros([5])
+        if known:
+            for _ in tf.range(2):
+                result += tf.reduce_sum(next(iterator)[0], 0)
+        else:
+            while steps > 0:
+                result += tf.reduce_sum(next(iterator)[0], 0)
+                steps -= 1
+        return result
+
+    with strategy(1).scope():
+        for first in (0, 16, 32):
+            data = tf.data.Dataset.from_tensor_slices((X[first:], Y[first:])).batch(8, drop_remainder=True)
+            found = strategy(1).run(total, args=(iter(data), np.int32(2)))
+            np.testing.assert_allclose(found, X[first : first + 16].sum(0), atol=1e-5)
+        assert len(traced) == 2
+        iterator = iter(dataset(8))
+        for first in (0, 16):  # an iterator goes on where it was
+            found = strategy(1).run(total, args=(iterator, np.int32(2)))
+            np.testing.assert_allclose(found, X[first : first + 16].sum(0), atol=1e-5)
+        assert len(traced) == 2
+        strategy(1).run(total, args=(iter(dataset(4)), np.int32(2)))
+    assert len(traced) == 4, "another shape is another program"
+
+
+def test_an_iterator_is_an_argument_or_a_variable_and_not_both():
+    @tf.function
+    def twice(given):
+        return next(given)[0] + next(iterator)[0]
+
+    with strategy(1).scope():
+        iterator = iter(dataset(8))
+        with pytest.raises(ValueError, match="Use it as an argument only"):
+            strategy(1).run(twice, args=(iterator,))
+        np.testing.assert_allclose(strategy(1).run(twice, args=(iter(dataset(8)),)), 2 * X[:8], atol=1e-6)
+
+
 def test_an_iterator_in_a_scope_serves_the_host_as_well():
     with strategy(1).scope():
         iterator = iter(dataset(8))
@@ -375,6 +438,24 @@ def test_what_a_program_cannot_do_is_refused_with_the_remedy():
             y = x[:2]
         return y
 
+    @tf.function
+    def keeps_a_list(x):
+        found = []
+        for i in tf.range(3):
+            found.append(x * tf.cast(i, tf.float32))  # noqa: PERF401
+        return tf.stack(found)
+
+    @tf.function
+    def loops_for_ever(iterator):
+        total = 0.0
+        for x, _ in iterator:
+            total += tf.reduce_sum(x)
+        return total
+
+    with pytest.raises(RuntimeError, match="It was kept in a list, which a program does not carry"):
+        strategy(1).run(keeps_a_list, args=(X[0],))
+    with strategy(1).scope(), pytest.raises(RuntimeError, match=r"call `next\(iterator\)` in the loop"):
+        strategy(1).run(loops_for_ever, args=(iter(dataset(8)),))
     with pytest.raises(NotImplementedError, match=r"`assign_add` of the tf.Variable .*keras.Variable"):
         strategy(1).run(counts, args=(1.0,))
     with pytest.raises(TypeError, match=r"A loop changes `x` from float32\[5\] to float32\[10\]"):

@@ -1,4 +1,4 @@
-"""Operations of neural networks: activations, and connectionist temporal classification (CTC)."""
+"""Operations of neural networks: activations, connectionist temporal classification (CTC), and sampled losses."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
 from openipu import _validate as validate
-from openipu._unavailable import unavailable
 from openipu.engine.types import Array
 
+import jax
 import jax.numpy as jnp
 import keras
 from jax.typing import ArrayLike, DTypeLike
 
+from . import _sampled_losses as sampled
 from ._operation import array, operation
+from .rand_ops import random_key
 
 __all__ = [
     "ctc_beam_search_decoder",
@@ -23,14 +25,12 @@ __all__ = [
     "gelu",
     "hard_sigmoid",
     "multi_conv",
+    "nce_loss",
+    "sampled_softmax_loss",
     "softmax",
     "swish",
 ]
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def __getattr__(name: str) -> Any:
-    return unavailable("nn_ops", name)
 
 
 # --- activations -----------------------------------------------------------------------------------------------------
@@ -202,3 +202,94 @@ def _blank(index: int, scores: Array) -> int:
         raise ValueError(f"The scores have the shape {scores.shape}. Give them as (longest time, batch, classes).")
     classes = scores.shape[-1]
     return validate.count("blank_index", index, least=-classes, most=classes - 1) % classes
+
+
+# --- losses over a sample of the classes -----------------------------------------------------------------------------
+
+_GIVE_SAMPLE = "Give `sampled_values`."
+
+
+@operation
+def nce_loss(
+    weights: ArrayLike,
+    biases: ArrayLike,
+    labels: ArrayLike,
+    inputs: ArrayLike,
+    num_sampled: int,
+    num_classes: int,
+    num_true: int = 1,
+    sampled_values: tuple[ArrayLike, ArrayLike, ArrayLike] | None = None,
+    remove_accidental_hits: bool = False,
+    name: str | None = None,  # noqa: ARG001
+) -> Array:
+    """The loss of noise-contrastive estimation, one number for each input.
+
+    It is the sum of binary cross-entropies of the labels and of classes that are drawn at random. Without
+    `sampled_values`, it can be used in functions for `strategy.run`.
+
+    Args:
+        weights: One row for each class.
+        biases: One number for each class.
+        labels: The classes of each input, in `num_true` columns. Give frequent classes small numbers.
+        inputs: One row for each input, as long as a row of `weights`.
+        num_sampled: How many classes are drawn for the whole batch, each at most once.
+        num_classes: How many classes there are.
+        num_true: How many classes each input has.
+        sampled_values: Classes that were drawn elsewhere, and how often the labels and these classes are expected.
+        remove_accidental_hits: Whether a drawn class does not count for inputs of that class.
+        name: A name for the operation in profiles.
+    """
+    values = array(inputs)
+    known = sampled.checked(labels, values, num_true, num_sampled, num_classes)
+    sample = _sample("nce_loss", sampled_values, None, num_sampled, num_classes, known)
+    own, others = sampled.logits(weights, biases, known, values, sample, remove_accidental_hits)
+    # log(1 + exp(x)) - y * x, where the labels share one y
+    return (jax.nn.softplus(own) - own / num_true).sum(1) + jax.nn.softplus(others).sum(1)
+
+
+@operation
+def sampled_softmax_loss(
+    weights: ArrayLike,
+    biases: ArrayLike,
+    labels: ArrayLike,
+    inputs: ArrayLike,
+    num_sampled: int,
+    num_classes: int,
+    num_true: int = 1,
+    sampled_values: tuple[ArrayLike, ArrayLike, ArrayLike] | None = None,
+    remove_accidental_hits: bool = True,
+    seed: ArrayLike | None = None,
+    name: str | None = None,  # noqa: ARG001
+) -> Array:
+    """The cross-entropy of a softmax over the labels and over classes that are drawn at random, for each input.
+
+    Train with it, and evaluate with the softmax over all classes. Without `sampled_values` or `seed`, it can be used in
+    functions for `strategy.run`.
+
+    Args:
+        weights: One row for each class.
+        biases: One number for each class.
+        labels: The classes of each input, in `num_true` columns. Give frequent classes small numbers.
+        inputs: One row for each input, as long as a row of `weights`.
+        num_sampled: How many classes are drawn for the whole batch, each at most once.
+        num_classes: How many classes there are.
+        num_true: How many classes each input has.
+        sampled_values: Classes that were drawn elsewhere, and how often the labels and these classes are expected.
+        remove_accidental_hits: Whether a drawn class does not count for inputs of that class.
+        seed: Two whole numbers. The same ones draw the same classes.
+        name: A name for the operation in profiles.
+    """
+    values = array(inputs)
+    known = sampled.checked(labels, values, num_true, num_sampled, num_classes)
+    sample = _sample("sampled_softmax_loss", sampled_values, seed, num_sampled, num_classes, known)
+    own, others = sampled.logits(weights, biases, known, values, sample, remove_accidental_hits)
+    logits = jnp.concatenate([own, others], 1)
+    return jax.nn.logsumexp(logits, 1) - own.mean(1)
+
+
+def _sample(
+    what: str, given: tuple[ArrayLike, ArrayLike, ArrayLike] | None, seed: ArrayLike | None, *sizes: Any
+) -> sampled.Sample:
+    if given is not None:
+        return sampled.Sample(*given)
+    return sampled.drawn(random_key(what, seed, _GIVE_SAMPLE), *sizes)

@@ -37,11 +37,13 @@ def dropout(
     """
     values, rate = array(x), validate.number("rate", rate, least=0.0, below=1.0)
     shape = values.shape if noise_shape is None else tuple(noise_shape)
-    kept = jax.random.bernoulli(_key(seed), 1 - rate, shape)
+    key = random_key("dropout", seed, "Use `ipu.keras.layers.Dropout`, or give a `seed` of two numbers.")
+    kept = jax.random.bernoulli(key, 1 - rate, shape)
     return jnp.where(kept, values / (1 - rate), 0).astype(values.dtype)
 
 
-def _key(seed: ArrayLike | None) -> Array:
+def random_key(what: str, seed: ArrayLike | None, remedy: str) -> Array:
+    """The key of an operation that draws random numbers; without a seed, from the generator of the program."""
     if seed is not None:
         numbers = array(seed, "int32")
         if numbers.shape != (2,):
@@ -50,8 +52,8 @@ def _key(seed: ArrayLike | None) -> Array:
         seeds = program_seeds()
         if seeds is None:
             raise ValueError(
-                "`dropout` got no seed outside of a program of `strategy.run`, where its choice would be the same in "
-                "every step. Use `ipu.keras.layers.Dropout`, or give a `seed` of two numbers."
+                f"`{what}` got no seed outside of a program of `strategy.run`, where its choice would be the same in "
+                f"every step. {remedy}"
             )
         numbers = seeds.next()
     return jax.random.fold_in(jax.random.key(numbers[0]), numbers[1])

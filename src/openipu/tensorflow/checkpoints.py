@@ -2,19 +2,28 @@
 
 TensorFlow's own class does the work, so files have TensorFlow's format, and `CheckpointManager` and
 `tf.train.latest_checkpoint` know them. Each object of Keras is one part of a checkpoint, with its variables in order.
+
+If several instances have what is saved in common, instance 0 writes, and all of them read what it has written. Saving
+does not wait for the others, because scripts often save in instance 0 only; restoring does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+from openipu.engine.devices import group
+from openipu.engine.devices.current_system import open_strategies
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from .model_steps import built_without_call
 from .replacements import Replacements
+from .second_optimizers import second_optimizers
 
 PARTS: Final = (keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, keras.Variable)
 WEIGHTS: Final = ".weights.h5"
@@ -23,6 +32,9 @@ WEIGHTS: Final = ".weights.h5"
 def install(replacements: Replacements) -> None:
     """Let checkpoints have parts of Keras, and files of weights any name."""
     replacements.put(tf.train, "Checkpoint", _checkpoint(tf.train.Checkpoint))
+    manager = tf.train.CheckpointManager
+    replacements.put(manager, "_record_state", _by_first(manager._record_state, lambda _: None))
+    replacements.put(manager, "_sweep", _by_first(manager._sweep, _forget_old))
     replacements.put(keras.Model, "save_weights", _saving(keras.Model.save_weights))
     replacements.put(keras.Model, "load_weights", _loading(keras.Model.load_weights))
     callback = keras.callbacks.ModelCheckpoint
@@ -34,7 +46,7 @@ class Part(tf.__internal__.tracking.Trackable):
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
-        self._kept: Part | None = None
+        self._kept: dict[str, Part] = {}
 
     def _variables(self) -> dict[str, keras.Variable]:
         owner = self.owner
@@ -55,24 +67,27 @@ class Part(tf.__internal__.tracking.Trackable):
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         children: dict[str, Any] = super()._trackable_children(save_type, **kwargs)
-        optimizer = self._optimizer()
-        return children if optimizer is None else children | {"optimizer": optimizer}
+        return children | self._optimizers()
 
     def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
-        return self._optimizer() if name == "optimizer" else super()._lookup_dependency(name, cached_dependencies)
+        own = self._optimizers().get(name)
+        return super()._lookup_dependency(name, cached_dependencies) if own is None else own
 
-    def _optimizer(self) -> Part | None:
-        """A compiled model is saved with its optimizer."""
-        optimizer = _optimizer_of(self.owner)
-        if optimizer is None or not optimizer.built:
-            return None
-        if self._kept is None or self._kept.owner is not optimizer:
-            self._kept = Part(optimizer)
-        return self._kept
+    def _optimizers(self) -> dict[str, Part]:
+        """A compiled model is saved with its optimizers."""
+        built = {name: optimizer for name, optimizer in optimizers_of(self.owner).items() if optimizer.built}
+        for name, optimizer in built.items():
+            if name not in self._kept or self._kept[name].owner is not optimizer:
+                self._kept[name] = Part(optimizer)
+        return {name: self._kept[name] for name in built}
 
 
-def _optimizer_of(owner: object) -> keras.optimizers.Optimizer | None:
-    return getattr(owner, "optimizer", None) if isinstance(owner, keras.Model) else None
+def optimizers_of(owner: object) -> dict[str, keras.optimizers.Optimizer]:
+    """The optimizers of a model by the names of its attributes: that of `compile`, and others."""
+    if not isinstance(owner, keras.Model):
+        return {}
+    first = getattr(owner, "optimizer", None)
+    return ({} if first is None else {"optimizer": first}) | second_optimizers(owner)
 
 
 def _checkpoint(original: Any) -> type:
@@ -98,44 +113,131 @@ def _checkpoint(original: Any) -> type:
             object.__setattr__(self, name, value)
 
         def save(self, file_prefix: Any, options: Any = None) -> Any:
-            _build(self._owners())
-            return super().save(file_prefix, options)
+            _build(self._owners().values())
+            if is_written_here(self):
+                return super().save(file_prefix, options)
+            self.save_counter.assign_add(1)
+            return self.write(f"{file_prefix}-{int(self.save_counter)}", options)
 
-        def write(self, file_prefix: Any, options: Any = None) -> Any:
-            _build(self._owners())
-            return super().write(file_prefix, options)
+        def _write(self, file_prefix: Any, options: Any = None) -> Any:  # `save`, `write` and managers call it
+            _build(self._owners().values())
+            if is_written_here(self):
+                return super()._write(file_prefix, options)
+            for owner in self._owners().values():
+                if isinstance(owner, keras.Model):
+                    owner.jax_state_sync()  # as in the instance that writes
+            path = str(file_prefix)
+            for callback in getattr(options, "experimental_write_callbacks", None) or ():
+                callback(*([path] if inspect.signature(callback).parameters else []))
+            return path
 
         def read(self, save_path: Any, options: Any = None) -> Any:  # `restore` calls it
+            if is_common(self):  # instance 0 is here when it has written its files
+                save_path = group.of_first("restoring a checkpoint", None if save_path is None else str(save_path))
             if save_path is not None:
-                _build(self._owners())
+                _build(self._owners().values())
+                _build_as_saved(self._owners(), save_path)
                 _check_built(self._owners(), save_path)
             return super().read(save_path, options)
 
-        def _owners(self) -> list[Any]:
-            return [part.owner for part in self._trackable_children().values() if isinstance(part, Part)]
+        def _owners(self) -> dict[str, Any]:
+            children = self._trackable_children()
+            return {name: part.owner for name, part in children.items() if isinstance(part, Part)}
 
     return Checkpoint
 
 
-def _build(owners: list[Any]) -> None:
+def is_common(checkpoint: Any) -> bool:
+    """Whether several instances have what is in a checkpoint in common."""
+    if group.count() == 1:
+        return False
+    owners = (part.owner for part in checkpoint._trackable_children().values() if isinstance(part, Part))
+    sessions = [vars(owner)["_ipu_session"] for owner in owners if "_ipu_session" in vars(owner)]
+    return any(strategy.shared for strategy in (*open_strategies()[-1:], *(s.strategy for s in sessions)))
+
+
+def is_written_here(checkpoint: Any) -> bool:
+    """Whether this instance writes a checkpoint."""
+    return group.index() == 0 or not is_common(checkpoint)
+
+
+def _by_first(original: Callable[[Any], None], otherwise: Callable[[Any], None]) -> Callable[[Any], None]:
+    """What a manager of checkpoints does with files, in the instance that writes them."""
+
+    def method(self: tf.train.CheckpointManager) -> None:
+        (original if is_written_here(self.checkpoint) else otherwise)(self)
+
+    return method
+
+
+def _forget_old(manager: Any) -> None:
+    while manager._max_to_keep and len(manager._maybe_delete) > manager._max_to_keep:
+        manager._maybe_delete.popitem(last=False)
+
+
+# --- variables of optimizers -----------------------------------------------------------------------------------------
+
+
+def _build(owners: Iterable[Any]) -> None:
     """Make the variables of optimizers whose models are in the same checkpoint, so that it always has them."""
+    owners = list(owners)
+    for owner in owners:
+        if isinstance(owner, keras.Model):
+            built_without_call(owner)
     layers = [owner for owner in owners if isinstance(owner, keras.Layer)]
-    compiled = [(_optimizer_of(layer), [layer]) for layer in layers]
-    alone = [(owner, layers) for owner in owners if isinstance(owner, keras.optimizers.Optimizer)]
-    for optimizer, trained in (*compiled, *alone):
-        weights = [v for layer in trained for v in layer.trainable_variables]
-        if optimizer is not None and not optimizer.built and weights and all(layer.built for layer in trained):
+    alone = [owner for owner in owners if isinstance(owner, keras.optimizers.Optimizer)]
+    pairs = [(optimizers_of(layer).get("optimizer"), layer) for layer in layers]
+    if len(layers) == 1:
+        pairs += [(optimizer, layers[0]) for optimizer in alone]
+    for optimizer, layer in pairs:
+        weights = layer.trainable_variables
+        if optimizer is not None and not optimizer.built and weights and layer.built:
             optimizer.build(weights)
 
 
-def _check_built(owners: list[Any], save_path: Any) -> None:
+def _unbuilt(owners: dict[str, Any]) -> dict[str, keras.optimizers.Optimizer]:
+    """Optimizers without variables, by their names in the checkpoint."""
+    found = {name: owner for name, owner in owners.items() if isinstance(owner, keras.optimizers.Optimizer)}
+    for name, owner in owners.items():
+        found |= {f"{name}/{attribute}": optimizer for attribute, optimizer in optimizers_of(owner).items()}
+    return {name: optimizer for name, optimizer in found.items() if not optimizer.built}
+
+
+def _build_as_saved(owners: dict[str, Any], save_path: Any) -> None:
+    """Make the variables of optimizers that train only some of the layers: those whose shapes were saved."""
+    unbuilt = _unbuilt(owners)
+    if not unbuilt:
+        return
+    layers = [owner for owner in owners.values() if isinstance(owner, keras.Layer) and owner.built]
+    inner = [value for layer in layers for value in vars(layer).values() if isinstance(value, keras.Layer)]
+    groups = [layer.trainable_variables for layer in (*layers, *inner)]
+    groups.append([v for layer in layers for v in layer.trainable_variables])
+    candidates = list({tuple(map(id, weights)): weights for weights in groups if weights}.values())
+    saved = tf.train.list_variables(save_path)
+    for name, optimizer in unbuilt.items():
+        shapes = [tuple(shape) for path, shape in sorted(saved) if path.startswith(f"{name}/") and "/." in path]
+        fitting = [weights for weights in candidates if shapes and _shapes(optimizer, weights) == shapes]
+        if len(fitting) == 1:
+            optimizer.build(fitting[0])
+
+
+def _shapes(optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable]) -> list[tuple[int, ...]]:
+    twin = type(optimizer).from_config(optimizer.get_config())
+    twin.build(weights)
+    return [tuple(v.shape) for v in twin.variables]
+
+
+def _check_built(owners: dict[str, Any], save_path: Any) -> None:
     """Raise if something has no variables that could get the values of a checkpoint."""
-    for owner in owners:
+    saved = {path for path, _ in tf.train.list_variables(save_path)}
+    second = {n: o for n, o in _unbuilt(owners).items() if "/" in n and any(p.startswith(f"{n}/") for p in saved)}
+    for owner in (*owners.values(), *second.values()):
         if getattr(owner, "built", True):
             continue
         if isinstance(owner, keras.optimizers.Optimizer):
             remedy = (
-                "Put the model that it trains into the same checkpoint, or call `optimizer.build(variables)` first."
+                "Put the model that it trains, after it has been built, into the same checkpoint, or call "
+                "`optimizer.build(variables)` first."
             )
         else:
             remedy = "Call it on a batch, or its `build` with a shape, before `restore`."

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from .control_flow import converted
+from .loop_state import leaks_explained
 from .replacements import Replacements
 from .values import any_foreign, being_traced, where
 
@@ -54,7 +55,7 @@ def _call(original: Callable[..., Any]) -> Callable[..., Any]:
             python = converted(python)
         if current() is None:  # in a layer of a model that is trained, or on results of programs
             return python(*args, **kwargs)
-        with _named(getattr(self, "__name__", "function")):
+        with _named(getattr(self, "__name__", "function")), leaks_explained():
             return resolved(lambda: python(*args, **kwargs))
 
     return call
@@ -76,17 +77,19 @@ class ScopeIterator(IPUIterator):
     def __init__(self, dataset: tf.data.Dataset, host: Iterator[Any]) -> None:
         self._dataset, self._host = dataset, host
 
+    def _queue(self) -> IPUInfeedQueue:
+        """Made when a program needs it."""
+        if "_infeed" not in vars(self):
+            self._infeed = IPUInfeedQueue(self._dataset)
+        return self._infeed
+
     @property
     def element_spec(self) -> Any:
         """Shapes and dtypes of one element."""
         return self._dataset.element_spec
 
     def __next__(self) -> Any:
-        if current() is None:
-            return next(self._host)
-        if "_infeed" not in vars(self):
-            self._infeed = IPUInfeedQueue(self._dataset)
-        return super().__next__()
+        return next(self._host) if current() is None else super().__next__()
 
 
 def _iter(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,7 +111,7 @@ def _as_tensors(original: Callable[..., Tree]) -> Callable[..., Tree]:
 
 def _refused(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: tf.Variable, *args: Any, **kwargs: Any) -> Any:
-        if current() is not None and tf.executing_eagerly():
+        if being_traced():
             raise NotImplementedError(
                 f"`{name}` of the tf.Variable {self.name!r} is called in a program ({where()}), which would do it only "
                 "once, while it is traced. Make a `keras.Variable` of it."

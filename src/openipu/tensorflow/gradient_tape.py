@@ -1,4 +1,4 @@
-"""`tf.GradientTape` and `tf.custom_gradient` in programs."""
+"""`tf.GradientTape` and `tf.custom_gradient` in programs, and `minimize` of optimizers, which uses a tape."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import keras
 import tensorflow as tf
 
+from .control_flow import converted
 from .replacements import Replacements
-from .values import any_foreign, is_foreign, native, where
+from .values import any_foreign, being_traced, is_foreign, native, where
 
 
 def install(replacements: Replacements) -> None:
@@ -25,13 +26,18 @@ def install(replacements: Replacements) -> None:
     replacements.put(tape, "__enter__", _enter(tape.__enter__))
     replacements.put(tape, "watch", _watch(tape.watch))
     replacements.put(tf, "custom_gradient", _custom_gradient(tf.custom_gradient))
+    base: Any = next(kind for kind in keras.optimizers.Optimizer.__mro__ if "apply_gradients" in vars(kind))
+    replacements.put(base, "minimize", _minimize)
+    replacements.put(base, "compute_gradients", _compute_gradients)
     for name in ("jacobian", "batch_jacobian"):
         replacements.put(tape, name, _refused(name, getattr(tape, name)))
 
 
 def _enter(original: Callable[..., Any]) -> Callable[..., Any]:
     def enter(self: tf.GradientTape) -> Any:
-        vars(self)["_began"] = gradient_marks.level()
+        here = gradient_marks.Beginning.here()
+        if vars(self).setdefault("_began", here).level != here.level:  # a tape can be opened again, and goes on then
+            vars(self)["_began"] = here
         return original(self)
 
     return enter
@@ -50,10 +56,55 @@ def _gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         targets: list[Array] = [native(t) for t in _leaves(target)]
         weights = [None] * len(targets) if output_gradients is None else list(map(native, _leaves(output_gradients)))
         flat = _leaves(sources)
-        found = gradient_marks.gradients(targets, flat, weights, vars(self).get("_began"))
+        began = vars(self).get("_began") or gradient_marks.Beginning(None, {})
+        found = gradient_marks.gradients(targets, flat, weights, began)
         return jax.tree.unflatten(jax.tree.structure(sources, is_leaf=_is_variable), found)
 
     return gradient
+
+
+def _minimize(
+    self: keras.optimizers.Optimizer,
+    loss: Any,
+    var_list: Any,
+    grad_loss: Tree = None,
+    name: str | None = None,
+    tape: tf.GradientTape | None = None,
+) -> Any:
+    """Compute the gradients of a loss and apply them.
+
+    Args:
+        loss: A function that computes the loss; or the loss, with the tape under which it was computed.
+        var_list: The variables to update, or a function that returns them.
+        grad_loss: What to multiply the loss with; None for ones.
+        name: Has no effect: operations have no names here.
+        tape: The tape of a loss that is given as a value.
+    """
+    del name
+    return self.apply_gradients(_compute_gradients(self, loss, var_list, grad_loss, tape))
+
+
+def _compute_gradients(
+    self: keras.optimizers.Optimizer,
+    loss: Any,
+    var_list: Any,
+    grad_loss: Tree = None,
+    tape: tf.GradientTape | None = None,
+) -> list[tuple[Any, keras.Variable]]:
+    """Pairs of gradients and variables; arguments as for `minimize`."""
+    del self
+    if not callable(loss) and tape is None:
+        raise ValueError(
+            "`minimize` was given the value of a loss without the tape under which it was computed. Give "
+            "`tape=tape`, or a function that computes the loss."
+        )
+    tape = tf.GradientTape() if tape is None else tape
+    if callable(loss):
+        compute = converted(loss) if being_traced() else loss
+        with tape:
+            loss = compute()
+    variables = list(var_list() if callable(var_list) else var_list)
+    return list(zip(tape.gradient(loss, variables, grad_loss), variables, strict=True))
 
 
 def _leaves(tree: Tree) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,19 @@ def the_trace() -> ProgramTrace:
     trace = current()
     assert trace is not None
     return trace
+
+
+@contextlib.contextmanager
+def leaks_explained() -> Iterator[None]:
+    """Until the block ends, say what to do if a value is used outside of the loop or branch that has computed it."""
+    try:
+        yield
+    except jax.errors.UnexpectedTracerError as error:
+        raise RuntimeError(
+            "A value that a loop or a branch of the program has computed is used outside of it. It was kept in a list, "
+            "which a program does not carry. Keep it in a variable that has a value before the loop, for example in an "
+            "array of zeros that the loop adds rows to."
+        ) from error
 
 
 class Carried:

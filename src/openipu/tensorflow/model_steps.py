@@ -4,7 +4,8 @@ Keras on JAX, and so `fit` of a strategy, calls `train_step(self, state, data)` 
 step of a script is translated into one of that kind when its class is made:
 
 - variables have the values of the state while it runs, and what it assigns is the new state;
-- `optimizer.apply_gradients` becomes `stateless_apply`, where `fit` reduces gradients over replicas;
+- `optimizer.apply_gradients` becomes `stateless_apply`, where `fit` reduces gradients over replicas, for all optimizers
+  that are attributes of the model (second_optimizers.py);
 - `compute_loss` and `compiled_loss` count for the metric "loss", as in Keras 2, unless the step updates it itself.
 """
 
@@ -18,19 +19,23 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from openipu.engine.core.model_state import values_of, variables_of
+from openipu.engine.core.model_state import Carried, carried_by, values_of, variables_of
 from openipu.engine.core.state import Mode, State, parts_of, state_of
 from openipu.engine.keras_compat import api
 from openipu.engine.keras_compat.patches import OWN_APPLY, OWN_APPLY_GRADIENTS
 from openipu.engine.program.part import as_step
+from openipu.engine.program.random_numbers import drawing_from
 from openipu.engine.program.variable_scope import VariableScope
 from openipu.engine.types import Array, Tree
 
 import jax
 import keras
 
+from . import second_optimizers
 from .control_flow import converted
+from .loop_state import leaks_explained
 from .replacements import Replacements
+from .values import LIBRARIES
 
 MODES: Final[tuple[Mode, ...]] = ("train", "test", "predict")
 
@@ -46,6 +51,8 @@ def install(replacements: Replacements) -> None:
         replacements.put(owner, name, _with_data_alone(mode, vars(owner)[name]))
     owner = next(kind for kind in keras.Model.__mro__ if "compute_loss" in vars(kind))
     replacements.put(owner, "compute_loss", _tracking(vars(owner)["compute_loss"]))
+    owner, name = api.builder()
+    replacements.put(owner, name, _without_call(vars(owner)[name]))
     replacements.put(keras.Model, "compiled_loss", _compiled_loss)
     replacements.put(keras.Model, "compiled_metrics", property(_compiled_metrics))
     replacements.put(keras.metrics.Mean, "update_state", _replacing(keras.metrics.Mean.update_state))
@@ -74,21 +81,29 @@ def _stateless(mode: Mode, step: Callable[..., Any]) -> Callable[..., Any]:
         if len(args) == 1:  # the step of a subclass calls this one
             return step(self, *args)
         values, data = args
-        variables = variables_of(self, mode)
-        parts = zip(variables, state_of(mode, values), strict=True)
+        given, variables = state_of(mode, values), variables_of(self, mode)
+        carried = carried_by(self) if mode == "train" else Carried()
+        if len(given.optimizer) < len(variables.optimizer):  # Keras' own loop, which knows one optimizer
+            variables = variables._replace(optimizer=variables.optimizer[: len(given.optimizer)])
+            carried = Carried()
+        parts = zip(variables, given, strict=True)
         known = {id(v): (v, value) for part, new in parts for v, value in zip(part, new, strict=True)}
 
         def run() -> Any:
-            with _running_as(_LossCount(self)):
+            with _running_as(_LossCount(self)), drawing_from(carried.seeds), leaks_explained():
                 return converted(step)(self, data)
 
-        with VariableScope(values=known.values()) as scope, _updates(self, mode):
+        optimizers = (self.optimizer, *carried.optimizers) if mode == "train" else ()
+        with VariableScope(values=known.values()) as scope, contextlib.ExitStack() as updating:
+            for optimizer in optimizers:
+                updating.enter_context(_updates(self, optimizer))
             result = as_step(run)
         _check_assigned(self, mode, [v for key, v in scope.assigned.items() if key not in known])
         state = State(*([scope.state_mapping[id(v)] for v in part] for part in variables))
         return (result, state.non_trainable) if mode == "predict" else (_flat(result), parts_of(mode, state))
 
     _translated.add(stateless)
+    vars(stateless)["prepare"] = second_optimizers.prepare  # called when the model is built
     return stateless
 
 
@@ -96,8 +111,9 @@ def _check_assigned(model: keras.Model, mode: Mode, lost: Sequence[keras.Variabl
     if lost:
         raise ValueError(
             f"The `{mode}_step` of model {model.name!r} assigns {len(lost)} variable(s) that `fit` does not carry from "
-            f"step to step: {', '.join(v.path for v in lost[:3])}. Make them attributes of the "
-            "model. If they belong to a second optimizer, write the step as a function for `strategy.run`."
+            f"step to step: {', '.join(v.path for v in lost[:3])}. Make them, or the optimizer that they belong to, "
+            "attributes of the model, make the model in the scope of a strategy, and train it with `fit`. Or write the "
+            "step as a function for `strategy.run`."
         )
 
 
@@ -115,6 +131,8 @@ def _with_data_alone(mode: Mode, original: Callable[..., Any]) -> Callable[..., 
         if len(args) == 2:
             return original(self, *args)
         variables = variables_of(self, mode)
+        if mode == "train":  # this step knows one optimizer
+            variables = variables._replace(optimizer=list(self.optimizer.variables))
         with _running_as(None):
             result, new = original(self, parts_of(mode, values_of(variables)), *args)
         state = State([], new, [], []) if mode == "predict" else state_of(mode, new)
@@ -131,16 +149,29 @@ def _assign(variables: Iterable[keras.Variable], values: Iterable[Array]) -> Non
             variable.assign(value)
 
 
+def built_without_call(model: keras.Model) -> None:
+    """A model that has steps but no `call`, such as a GAN, is built when its parts are."""
+    owner = next(kind for kind in type(model).__mro__ if "call" in vars(kind)).__module__.partition(".")[0]
+    parts = api.all_layers(model, itself=False)
+    if not model.built and owner in LIBRARIES and parts and all(part.built for part in parts):
+        model.built = getattr(type(model), "train_step", None) in _translated
+
+
+def _without_call(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def build(self: keras.Model, *args: Any, **kwargs: Any) -> None:
+        built_without_call(self)
+        original(self, *args, **kwargs)
+
+    return build
+
+
 # --- updates ---------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _updates(model: keras.Model, mode: Mode) -> Iterator[None]:
-    """Until the block ends, updates of the model's optimizer are made by `stateless_apply`."""
-    if mode != "train":
-        yield
-        return
-    optimizer = model.optimizer
+def _updates(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Until the block ends, updates of an optimizer of the model are made by `stateless_apply`."""
 
     def apply(
         original: Callable[..., Any],
@@ -157,12 +188,13 @@ def _updates(model: keras.Model, mode: Mode) -> Iterator[None]:
         others = [v.path for v in given if id(v) not in {id(w) for w in weights}]
         if others:
             raise ValueError(
-                f"The `train_step` of model {model.name!r} updates {', '.join(others[:3])}, which its optimizer was "
-                "not built for. Make the layers that own these variables attributes of the model."
+                f"The `train_step` of model {model.name!r} updates {', '.join(others[:3])}, which the optimizer "
+                f"{optimizer.name!r} was not built for. Make the layers that own these variables attributes of the "
+                "model, and let each of its optimizers update the same variables in every step."
             )
         gradients = [known.get(id(v)) for v in weights]
         with _running_as(None):
-            factor = 1.0 if running.scaled else optimizer.scale_loss(1.0)
+            factor = 1.0 if id(optimizer) in running.scaled else optimizer.scale_loss(1.0)
             if not isinstance(factor, float) or factor != 1.0:  # by which the optimizer will divide
                 gradients = [None if g is None else g * factor for g in gradients]
             values = [v.value for v in optimizer.variables], gradients, [v.value for v in weights]
@@ -189,8 +221,8 @@ class _LossCount:
     def __init__(self, model: keras.Model) -> None:
         self.tracker = api.loss_tracker(model)
         self._before: list[Array] | None = None
-        self.scaled = False
-        """Whether the step has scaled its loss as the optimizer wants it."""
+        self.scaled: set[int] = set()
+        """The optimizers, by identity, for which the step has scaled its loss."""
 
     def track(self, loss: Array, outputs: Tree) -> None:
         """Count a loss of the step."""
@@ -250,7 +282,7 @@ def _noticing(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def scale_loss(self: keras.optimizers.Optimizer, loss: Array) -> Any:
         if (running := _running()) is not None:
-            running.scaled = True
+            running.scaled.add(id(self))
         return original(self, loss)
 
     return scale_loss

@@ -29,8 +29,8 @@ LIBRARIES: Final = frozenset(
     }
 )  # fmt: skip
 """Packages that are not a script's own code."""
-PLAIN: Final = frozenset({int, float, bool, str, type(None), np.ndarray, tf.DType, type(tf.constant(0))})
-"""Types of values that are never foreign, for a quick answer."""
+PLAIN: Final[set[type]] = {int, float, bool, str, type(None), np.ndarray, tf.DType, type(tf.constant(0))}
+"""Types of values that are never foreign, for a quick answer. Others are added when they are met."""
 _IDLE = traced_program()
 """What JAX says when it is not tracing. This module is never loaded by traced code."""
 
@@ -50,11 +50,16 @@ def _foreign_type(kind: Hashable) -> bool:
 def is_foreign(value: object) -> bool:
     """Whether a value is one of JAX or Keras, or a list, tuple or dict with one in it."""
     kind: Any = type(value)
+    if kind in PLAIN:
+        return False
     if kind in (list, tuple):
         return any(map(is_foreign, value))  # type: ignore[call-overload]
     if kind is dict:
         return any(map(is_foreign, value.values()))  # type: ignore[attr-defined]
-    return _foreign_type(kind)
+    foreign = _foreign_type(kind)
+    if not foreign:
+        PLAIN.add(kind)
+    return foreign
 
 
 def any_foreign(args: Iterable[object], kwargs: dict[str, object]) -> bool:
@@ -134,6 +139,9 @@ def _deferring(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def operator(self: tf.Tensor, other: object) -> Any:
-        return NotImplemented if is_foreign(other) else original(self, other)
+        # Written out, because this runs at every operator.
+        if type(other) in PLAIN or not is_foreign(other):
+            return original(self, other)
+        return NotImplemented
 
     return operator

@@ -36,6 +36,7 @@ LISTED = {
     "CallContext.training",
     "KerasTensor of keras_tensor",
     "Layer.__call__",
+    "Layer.add_loss",
     "Loss.__call__",
     "LossScaleOptimizer.apply",
     "LossScaleOptimizer.check_finite of single objects",

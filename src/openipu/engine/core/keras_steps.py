@@ -19,7 +19,8 @@ from openipu.engine.types import Array
 import keras
 
 from .gradient_dependence import differentiable_inputs
-from .optimizer_chain import map_gradients
+from .model_state import carried_by
+from .optimizer_chain import describe, map_gradients
 from .options import MetricReduction, Options
 from .replicated_step import on_replicas
 from .state import Batch, Logs, Mode, Outcome, State, Step, parts_of, state_of
@@ -116,7 +117,11 @@ def _user_micro(
     active: Array | bool = True,
 ) -> tuple[State, list[Any], Logs]:
     """Run a user's own step. Adds to `reported` the names of the metrics that it updates."""
-    with _reduced_in_apply(model.optimizer, replicas, averaged, active) as applied:
+    applied: list[None] = []
+    with contextlib.ExitStack() as reducing:
+        for optimizer in (model.optimizer, *carried_by(model).optimizers):
+            own = averaged if optimizer is model.optimizer else _averages(optimizer, replicas)
+            reducing.enter_context(_reduced_in_apply(optimizer, replicas, own, active, applied))
         logs, parts = getattr(model, f"{mode}_step")(parts_of(mode, state), batch)
     new = state_of(mode, parts)
     reported |= _updated_metrics(model, state.metrics, new.metrics)
@@ -129,18 +134,25 @@ def _user_micro(
     return new, [], logs
 
 
+def _averages(optimizer: keras.optimizers.Optimizer, replicas: Replicas) -> bool:
+    return describe(optimizer).replica_reduction == "mean" or replicas.average
+
+
 @contextlib.contextmanager
 def _reduced_in_apply(
-    optimizer: keras.optimizers.Optimizer | None, replicas: Replicas, averaged: bool, active: Array | bool
-) -> Iterator[list[None]]:
+    optimizer: keras.optimizers.Optimizer | None,
+    replicas: Replicas,
+    averaged: bool,
+    active: Array | bool,
+    applied: list[None],
+) -> Iterator[None]:
     """Until the block ends, gradients are reduced over replicas when a user's own step applies them.
 
-    If only some replicas are `active`, the update is as strong as that of all of them. Yields a list that grows with
-    each update.
+    If only some replicas are `active`, the update is as strong as that of all of them. `applied` grows with each
+    update.
     """
-    applied: list[None] = []
     if replicas.count == 1 or optimizer is None:
-        yield applied
+        yield
         return
 
     def reduced(gradients: list[Array]) -> list[Array]:
@@ -155,7 +167,7 @@ def _reduced_in_apply(
             return original(state, gradients, weights)
 
     with STATELESS_APPLY.using(apply, on=optimizer):
-        yield applied
+        yield
 
 
 def called_by(model: keras.Model, call: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:

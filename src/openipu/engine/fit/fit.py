@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from openipu import _validate as validate
+from openipu.engine.core.model_state import prepare_step
 from openipu.engine.core.options import MetricReduction
 from openipu.engine.core.state import Logs, Mode
 from openipu.engine.core.update_rules import check_training
@@ -89,6 +90,7 @@ def fit(
     log.info("%s: %s", model.name, describe_updates(feed, place.replicas, options))
     with doing("plan"):
         build(model, feed.source.first_batch)
+        prepare_step(model, feed.source.first_batch)
         session.check_labels("train", feed)
     tell(session, feed)
     container = _callback_list(model, callbacks, add_history=True, verbose=verbose, epochs=epochs, steps=feed.num_steps)

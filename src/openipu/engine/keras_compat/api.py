@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import secrets
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -33,6 +34,7 @@ from keras.src.trainers.data_adapters.array_slicing import Sliceable, convert_to
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset, PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
+from keras.src.utils import rng_utils
 from keras.src.utils.python_utils import pythonify_logs
 
 __all__ = [
@@ -150,6 +152,12 @@ def loss_tracker(model: keras.Model) -> Any:
 def compiled_metrics(model: keras.Model) -> Any:
     """What `compile` made of the metrics: one metric for all. None if there are none."""
     return model._compile_metrics
+
+
+def builder() -> tuple[type, str]:
+    """The method with which Keras builds a model from a batch: its class and its name."""
+    name = "_symbolic_build"
+    return next(kind for kind in keras.Model.__mro__ if name in vars(kind)), name
 
 
 def symbolic_build(model: keras.Model, batch: Tree) -> None:
@@ -276,6 +284,17 @@ def take_names(new: type, cls: type) -> None:
 
 
 # --- what is going on in this thread ---------------------------------------------------------------------------------
+
+
+def random_seed() -> int:
+    """A seed for random numbers that follows from `keras.utils.set_random_seed`, if it was called."""
+    known = rng_utils.get_random_seed()
+    return secrets.randbits(31) if known is None else int(known)
+
+
+def forget_loss(layer: keras.Layer, loss: Array) -> None:
+    """Let a layer no longer know a loss that it has added, because another value may get its identity."""
+    layer._loss_ids.discard(id(loss))
 
 
 def in_layer_call() -> bool:

@@ -314,6 +314,10 @@ STATELESS_APPLY = Patch(
     keras.optimizers.Optimizer, "stateless_apply", lifetime="while a user's `train_step` is traced", of_objects=True,
     reason="Gradients are mapped and reduced over replicas where a user's own step applies them.",
 )  # fmt: skip
+ADDED_LOSSES = Patch(
+    keras.Layer, "add_loss", lifetime="while a user's function or a part of a program is traced",
+    reason="Losses leave loops and conditionals as other values, and Keras does not say whose they are.",
+)  # fmt: skip
 LOSS_CALLS = Patch(
     keras.losses.Loss, "__call__", lifetime="while labels are compared with the model's outputs",
     reason="Which labels meet which output is decided inside Keras' compiled loss.",

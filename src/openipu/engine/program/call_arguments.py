@@ -1,10 +1,10 @@
-"""The arguments of one call of a user's program: what is an input of the program, and what is compiled into it."""
+"""The arguments of one call of a user's program: inputs, feeds, and what is compiled into the program."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from openipu.engine.types import Array
@@ -13,15 +13,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .infeed import FeedArgument
+
 _INPUT = object()
 """Marks the places of inputs among the static arguments."""
 
 
 @dataclass(frozen=True)
 class CallArguments:
-    """The arguments of one call. Arrays and floats are inputs of the program; everything else is compiled into it."""
+    """The arguments of one call. Arrays and floats are inputs of the program, and iterators are fed to it.
+
+    Everything else is compiled into it.
+    """
 
     arrays: list[Array | np.ndarray]
+    feeds: list[FeedArgument]
     _structure: jax.tree_util.PyTreeDef
     _static: list[object]
     key: Hashable
@@ -31,19 +37,44 @@ class CallArguments:
     def of(cls, args: Sequence[object], kwargs: Mapping[str, object]) -> CallArguments:
         """Sort the arguments into inputs and static ones."""
         leaves, structure = jax.tree.flatten((tuple(args), dict(kwargs)))
-        arrays, static = [], []
+        arrays: list[Array | np.ndarray] = []
+        feeds: dict[int, FeedArgument] = {}
+        static: list[object] = []
         for leaf in leaves:
-            dynamic = _is_array(leaf)
-            static.append(_INPUT if dynamic else leaf)
-            if dynamic:
+            if isinstance(leaf, FeedArgument):
+                feeds.setdefault(id(leaf), leaf)
+                static.append(_Feed(list(feeds).index(id(leaf)), leaf.feed_key()))
+            elif _is_array(leaf):
+                static.append(_INPUT)
                 arrays.append(_array(leaf))
+            else:
+                static.append(leaf)
         shapes = tuple((a.shape, np.dtype(a.dtype)) for a in arrays)
-        return cls(arrays, structure, static, (structure, shapes, tuple(map(_identity, static))))
+        key = (structure, shapes, tuple(map(_identity, static)))
+        return cls(arrays, list(feeds.values()), structure, static, key)
+
+    def with_stand_ins(self) -> CallArguments:
+        """The same call with stand-ins for the feeds, to trace a program that serves others as well."""
+        return replace(self, feeds=[feed.stand_in() for feed in self.feeds])
 
     def args(self, arrays: list[Array]) -> Any:
         """(args, kwargs), with these arrays as the inputs."""
         inputs = iter(arrays)
-        return jax.tree.unflatten(self._structure, [next(inputs) if s is _INPUT else s for s in self._static])
+
+        def filled(part: object) -> object:
+            if isinstance(part, _Feed):
+                return self.feeds[part.number]
+            return next(inputs) if part is _INPUT else part
+
+        return jax.tree.unflatten(self._structure, list(map(filled, self._static)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Feed:
+    """The place of a feed among the static arguments."""
+
+    number: int
+    key: Hashable
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,4 +110,4 @@ def _array(leaf: object) -> Array | np.ndarray:
 
 def _identity(leaf: object) -> Hashable:
     """The key of a static argument: its value if it is a plain one, otherwise the object itself."""
-    return (type(leaf), leaf) if isinstance(leaf, int | str | bytes | enum.Enum) else SameObject(leaf)
+    return (type(leaf), leaf) if isinstance(leaf, int | str | bytes | enum.Enum | _Feed) else SameObject(leaf)

@@ -14,8 +14,10 @@ of a gradient) runs them again.
 
 from __future__ import annotations
 
+import functools
+import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +31,7 @@ import keras
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
 
+from . import added_losses
 from .program_trace import ProgramTrace, current
 from .variable_scope import VariableScope
 
@@ -47,8 +50,23 @@ def level() -> object:
     return getattr(_local, "level", None)
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where code has begun to compute what it asks the gradients of."""
+
+    level: object
+    values: Mapping[int, Any]
+    """The variables' values there, by identity."""
+
+    @classmethod
+    def here(cls) -> Beginning:
+        """Where the code that is being traced is now."""
+        trace = current()
+        return cls(level(), {} if trace is None else trace.scope.snapshot())
+
+
 def gradients(
-    targets: Sequence[Array], sources: Sequence[Any], weights: Sequence[Array | None], began: object
+    targets: Sequence[Array], sources: Sequence[Any], weights: Sequence[Array | None], began: Beginning
 ) -> list[Array]:
     """The gradients of the sum of `targets` with respect to `sources`; zeros where there is no connection.
 
@@ -56,7 +74,8 @@ def gradients(
         targets: Values that the function being traced has computed.
         sources: Keras variables, or values that the targets were computed from.
         weights: What to multiply each target with, element by element; None for ones.
-        began: The level at which the targets began to be computed.
+        began: Where the targets began to be computed. A variable that has got another value since then is meant with
+            both of its values.
     """
     trace = current()
     if trace is None:
@@ -64,7 +83,7 @@ def gradients(
             "The gradients of values of JAX were asked for outside of a program. Ask for them in a function that you "
             "give to `strategy.run`."
         )
-    values = [trace.scope.get_current_value(s) if isinstance(s, keras.Variable) else s for s in sources]
+    values = [_values(trace, began, s) if isinstance(s, keras.Variable) else [s] for s in sources]
     if trace.discovering:
         return [jnp.zeros(s.shape, jax.dtypes.canonicalize_dtype(s.dtype)) for s in sources]
     if level() is None or level() != traced_program():
@@ -73,14 +92,22 @@ def gradients(
             "`tf.function`, or one inside a loop, conditional or transformation of JAX. Decorate the function that you "
             "give to `strategy.run` with `@tf.function`, or use `ipu.training.value_and_gradients`."
         )
-    if began != level():
+    if began.level != level():
         raise RuntimeError(
             "The gradients of values were asked for at another level than where they began to be computed: beyond the "
             "border of a loop, a conditional or a program. Open the tape and ask for gradients on one side."
         )
     pairs = zip(targets, weights, strict=True)
     scales = [jnp.ones_like(t) if w is None else jnp.asarray(w, t.dtype) for t, w in pairs]
-    return list(_mark.bind(*targets, *scales, *values, targets=len(targets)))
+    flat = [value for group in values for value in group]
+    found = iter(_mark.bind(*targets, *scales, *flat, targets=len(targets)))
+    return [functools.reduce(operator.add, [next(found) for _ in group]) for group in values]
+
+
+def _values(trace: ProgramTrace, began: Beginning, variable: keras.Variable) -> list[Any]:
+    now = trace.scope.get_current_value(variable)
+    then = trace.scope.value_in(began.values, variable)
+    return [now] if then is now or then is None else [then, now]
 
 
 def resolved(function: Callable[[], Tree]) -> Tree:
@@ -103,6 +130,7 @@ class _Traced:
         self._scope = VariableScope(trace.scope)
         self._static: list[Any] = []
         self._structure: Any = None
+        self._losses: added_losses.Added = ()
 
     def run(self) -> Tree:
         before, _local.level = level(), traced_program()
@@ -115,15 +143,18 @@ class _Traced:
         self._static = [None if _is_array(leaf) else leaf for leaf in leaves]
         arrays = [leaf for leaf in leaves if _is_array(leaf)]
         values = [scope.state_mapping[id(v)] for v in scope.assigned.values()]
-        return arrays, values, [scope.cell(owner) for owner in scope.touched.values()]
+        self._losses = added_losses.taken(scope)
+        cells = [scope.cell(owner) for owner in scope.touched.values()]
+        return arrays, values, cells, [loss for _, loss in self._losses]
 
     def finish(self, results: Tree) -> Tree:
         """Make the changes in the scope around the function, and return its result."""
-        arrays, values, cells = results
+        arrays, values, cells, losses = results
         for variable, value in zip(self._scope.assigned.values(), values, strict=True):
             self._trace.scope.add_update((variable, value))
         for owner, cell in zip(self._scope.touched.values(), cells, strict=True):
             self._trace.scope.set_cell(owner, cell)
+        added_losses.added_again((layer, loss) for (layer, _), loss in zip(self._losses, losses, strict=True))
         rest = iter(arrays)
         return jax.tree.unflatten(self._structure, [next(rest) if s is None else s for s in self._static])
 

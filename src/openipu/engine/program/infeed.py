@@ -8,10 +8,12 @@ them read the same elements and each uses those of its replicas.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Hashable, Iterator
+from typing import NamedTuple, Self
 
 from openipu.engine.data.dataset_reader import DatasetReader
 from openipu.engine.data.instances import check_same
@@ -42,26 +44,49 @@ class Fetched(NamedTuple):
 
 
 class InfeedSource:
-    """The elements of one infeed queue, as programs take them."""
+    """The elements of one infeed queue, as programs take them.
 
-    def __init__(self, elements: DatasetReader, depth: int) -> None:
-        self.elements, self._depth = elements, depth
-        self._lock = threading.Lock()
+    A `stand_in` has no elements of its own. A program that was traced with one can run with any source like it.
+    """
+
+    def __init__(self, spec: Tree, elements: DatasetReader | None, depth: int) -> None:
+        self.spec, self._elements, self._depth = spec, elements, depth
+        self._lock, self._borrowing = threading.Lock(), threading.Lock()
         self._dealt: dict[int, deque[Tree]] = {}
         self._used: dict[int, int] = {}
         self._asking: set[int] = set()
         self.error: BaseException | None = None
         """Why the latest program had to stop, if it did."""
 
+    @property
+    def elements(self) -> DatasetReader:
+        """Where the elements come from."""
+        assert self._elements is not None, "a stand-in was not given elements"
+        return self._elements
+
+    def stand_in(self) -> InfeedSource:
+        """A source of elements of the same shapes, which has none yet."""
+        return InfeedSource(self.spec, None, self._depth)
+
+    @contextlib.contextmanager
+    def reading(self, other: InfeedSource) -> Iterator[None]:
+        """Until the block ends, this stand-in has the elements of another source. One thread at a time can do this."""
+        with self._borrowing:
+            self._elements = other.elements
+            try:
+                yield
+            finally:
+                self._elements = None
+
     # --- inside the program
 
     def next(self, trace: ProgramTrace) -> Tree:
         """The next element for this replica."""
         trace.need(self)
-        trace.rows = next((leaf.shape[0] for leaf in jax.tree.leaves(self.elements.spec) if leaf.shape), None)
+        trace.rows = next((leaf.shape[0] for leaf in jax.tree.leaves(self.spec) if leaf.shape), None)
         if trace.discovering:
             trace.scope.set_cell(self, ())
-            return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self.elements.spec)
+            return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self.spec)
         cell = trace.scope.cell(self)
         if id(self) in trace.slabs:
             trace.scope.set_cell(self, cell + 1)
@@ -74,7 +99,7 @@ class InfeedSource:
         """The cell at the start of a program: at the first row of a slab that was sent, or with nothing fetched."""
         if sent:
             return jnp.int32(0)
-        rows = jax.tree.map(lambda a: jnp.zeros((self._depth, *a.shape), a.dtype), self.elements.spec)
+        rows = jax.tree.map(lambda a: jnp.zeros((self._depth, *a.shape), a.dtype), self.spec)
         return Fetched(rows, jnp.int32(0), jnp.int32(0), jnp.int32(0))
 
     def _fetch_if_needed(self, cell: Fetched, replicas: Replicas) -> Fetched:
@@ -118,7 +143,7 @@ class InfeedSource:
 
     def slab_bytes(self, count: int) -> int:
         """The bytes that a slab of `count` elements takes on each replica."""
-        leaves = jax.tree.leaves(self.elements.spec)
+        leaves = jax.tree.leaves(self.spec)
         return count * int(sum(np.dtype(a.dtype).itemsize * math.prod(a.shape) for a in leaves))
 
     def begin(self, place: Placement) -> None:
@@ -183,3 +208,22 @@ class InfeedSource:
         for part, element in zip(self._dealt.values(), elements, strict=True):
             part.append(element)
         return True
+
+
+class FeedArgument:
+    """An argument of a function through which it takes elements, such as an iterator.
+
+    A program is traced with a stand-in for it, so that one program serves all such arguments with the same key.
+    """
+
+    def feed_key(self) -> Hashable:
+        """What a program that takes elements through this has compiled into it."""
+        raise NotImplementedError
+
+    def stand_in(self) -> Self:
+        """The same without its elements."""
+        raise NotImplementedError
+
+    def source(self) -> InfeedSource:
+        """What programs take elements from."""
+        raise NotImplementedError

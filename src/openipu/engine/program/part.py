@@ -18,6 +18,7 @@ from openipu.engine.types import Array
 import jax
 import keras
 
+from . import added_losses
 from .gradient_marks import resolved
 from .program_trace import ProgramTrace, Site, current
 from .variable_scope import VariableScope
@@ -43,6 +44,7 @@ def as_part(function: Callable[[], R]) -> R:
         new = [(variable, scope.state_mapping[key]) for key, variable in scope.assigned.items()]
     for variable, value in new:
         variable.assign(value)
+    added_losses.added_again(added_losses.taken(scope))
     return result
 
 
@@ -69,6 +71,7 @@ def _discover(function: Callable[[], object], around: keras.StatelessScope | Non
 
     with enqueued.ignored(), trace.active():
         jax.eval_shape(run)
+    added_losses.taken(scope)
     if trace.demands:
         raise RuntimeError(
             "An infeed or an iterator was used in a layer, a loss or a step of a Keras model, which get their data "
@@ -82,4 +85,7 @@ def _scope(around: keras.StatelessScope | None) -> VariableScope:
         value = None if around is None else around.get_current_value(variable)
         return value_in(variable) if value is None and has_value(variable) else value
 
-    return VariableScope(unknown=outer)
+    scope = VariableScope(unknown=outer)
+    if around is not None:
+        scope.losses = list(around.losses)
+    return scope

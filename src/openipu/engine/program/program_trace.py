@@ -15,6 +15,7 @@ from typing import Any
 
 from openipu.engine.convolution import rewrite
 from openipu.engine.devices.replicas import Replicas
+from openipu.engine.keras_compat.api import in_layer_call
 from openipu.engine.types import Array, Tree
 
 import jax
@@ -22,6 +23,8 @@ import jax.numpy as jnp
 import keras
 from jax import lax
 
+from . import added_losses
+from .added_losses import LossSpec
 from .variable_scope import VariableScope
 
 Body = Callable[[list[Any]], list[Any]]
@@ -36,10 +39,14 @@ class NotInProgram(Exception):  # noqa: N818 - not an error
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What one loop or conditional changes: variables, and cells of feeds by their owners."""
+    """What one loop or conditional changes: variables, cells of feeds by their owners, and losses of layers."""
 
-    variables: tuple[keras.Variable, ...]
-    owners: tuple[object, ...]
+    variables: tuple[keras.Variable, ...] = ()
+    owners: tuple[object, ...] = ()
+    losses: tuple[LossSpec, ...] = ()
+    accumulates: bool = False
+    """Whether the losses of all turns of a loop count. Otherwise those of the last turn: each turn calls layers from
+    outside of layers, which begins anew."""
 
 
 @dataclass
@@ -71,7 +78,7 @@ class ProgramTrace:
         """Until the block ends, `current()` is this trace."""
         before, _active.trace = current(), self
         try:
-            with self.scope:
+            with self.scope, added_losses.noted():
                 yield self
         finally:
             _active.trace = before
@@ -98,36 +105,42 @@ class ProgramTrace:
         """Run the first branch if the condition holds, else the second. Both return values of the same shapes."""
         if self.discovering:
             index = len(self.sites)
-            self.sites.append(Site((), ()))
+            self.sites.append(Site())
             children = []
             for branch in branches:
                 with self.within(VariableScope(self.scope)) as child:
                     result = branch(carry)
                 children.append(child)
+            losses = [loss for child in children for loss in added_losses.taken(child)]
             for child in children:
                 self.scope.adopt(child)
             self.sites[index] = Site(
                 tuple({k: v for c in children for k, v in c.assigned.items()}.values()),
                 tuple({k: v for c in children for k, v in c.touched.items()}.values()),
+                added_losses.specs(losses),
             )
+            added_losses.added_again(losses)
             return result
         site, inner = self._take_site()
         ends = []
 
-        def run(branch: Body, first: int, state: Tree) -> Tree:
+        def run(branch: Body, first: int, is_first: bool, state: Tree) -> Tree:
             self._next_site = first
-            carry, values, cells = state
+            carry, values, cells, losses = state
             with self._child(site, values, cells) as child:
                 new = branch(carry)
             ends.append(self._next_site)
-            return new, *self._changes(site, child)
+            added = added_losses.taken(child)
+            # The losses of the first branch come first. Those of the branch that is not taken are zero.
+            own = slice(len(added)) if is_first else slice(len(losses) - len(added), None)
+            losses[own] = added_losses.values(site.losses[own], added)
+            return new, *self._changes(site, child), losses
 
-        start = (carry, *self._changes(site, self.scope))
         state = lax.cond(
             condition,
-            lambda state: run(branches[0], inner, state),
-            lambda state: run(branches[1], ends[0], state),
-            start,
+            lambda state: run(branches[0], inner, True, state),
+            lambda state: run(branches[1], ends[0], False, state),
+            self._start(site, carry),
         )
         return self._after(site, state)
 
@@ -148,7 +161,7 @@ class ProgramTrace:
         site, step, start = self._turn(body, carry)
 
         def goes_on(state: Tree) -> Any:
-            turn, (carry, values, cells) = state
+            turn, (carry, values, cells, _) = state
             with self._child(site, values, cells):
                 answer = condition(carry)
             return answer if most is None else jnp.logical_and(turn < most, answer)
@@ -159,13 +172,16 @@ class ProgramTrace:
     def _discover(self, body: Body, carry: list[Any], count: int | None) -> list[Any]:
         """Trace the body of a loop once, and note what it changes. `count` is None if it depends on the run."""
         outer, index = self._turns, len(self.sites)
-        self.sites.append(Site((), ()))
+        self.sites.append(Site())
         self._turns = None if count is None or outer is None else outer * count
         with self.within(VariableScope(self.scope)) as child:
             new = body(carry)
         self._turns = outer
-        self.sites[index] = Site(tuple(child.assigned.values()), tuple(child.touched.values()))
+        losses = added_losses.taken(child)
+        changes = tuple(child.assigned.values()), tuple(child.touched.values())
+        self.sites[index] = Site(*changes, added_losses.specs(losses), in_layer_call())
         self.scope.adopt(child)
+        added_losses.added_again(losses)
         return new
 
     def _check(self, condition: Callable[[list[Any]], Any], carry: list[Any]) -> None:
@@ -184,13 +200,20 @@ class ProgramTrace:
 
         def turn(state: Tree) -> Tree:
             self._next_site = inner  # because JAX may trace the body more than once
-            carry, values, cells = state
+            carry, values, cells, losses = state
             with self._child(site, values, cells) as child:
                 new = body(carry)
-            return new, *self._changes(site, child)
+            added = added_losses.values(site.losses, added_losses.taken(child))
+            if site.accumulates:
+                added = [old + loss for old, loss in zip(losses, added, strict=True)]
+            return new, *self._changes(site, child), added
 
         rewritten = rewrite(turn, self.replicas.platform) if self.whole else turn
-        return site, rewritten, (carry, *self._changes(site, self.scope))
+        return site, rewritten, self._start(site, carry)
+
+    def _start(self, site: Site, carry: list[Any]) -> Tree:
+        """What goes into a loop or conditional: carried values, and what the site changes."""
+        return carry, *self._changes(site, self.scope), [loss.zeros() for loss in site.losses]
 
     def _take_site(self) -> tuple[Site, int]:
         """The next site, and the number of the first site inside it."""
@@ -215,11 +238,12 @@ class ProgramTrace:
 
     def _after(self, site: Site, state: Tree) -> list[Any]:
         """Record what a site has changed, and return the carried values."""
-        carry, values, cells = state
+        carry, values, cells, losses = state
         for variable, value in zip(site.variables, values, strict=True):
             self.scope.add_update((variable, value))
         for owner, cell in zip(site.owners, cells, strict=True):
             self.scope.set_cell(owner, cell)
+        added_losses.added_again((spec.layer, loss) for spec, loss in zip(site.losses, losses, strict=True))
         return list(carry)
 
 

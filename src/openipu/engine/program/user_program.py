@@ -46,6 +46,7 @@ import numpy as np
 
 from . import optimizer_calls as optimize
 from .call_arguments import CallArguments, SameObject
+from .infeed import FeedArgument, InfeedSource
 from .program_trace import NotInProgram, ProgramTrace, Site
 from .variable_scope import VariableScope
 
@@ -82,12 +83,33 @@ class Needs:
         return bool(self.fetched or self.outfeeds)
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A compiled function: what it needs, its program, and the stand-ins for iterators among its arguments."""
+
+    needs: Needs
+    program: CompiledProgram
+    stand_ins: Sequence[FeedArgument]
+
+    def sources(self, call: CallArguments) -> dict[int, InfeedSource]:
+        """The sources that a call feeds to the program, by those of the stand-ins that it uses."""
+        used = {id(feed) for feed in (*(feed for feed, _ in self.needs.sent.values()), *self.needs.fetched)}
+        pairs = zip(self.stand_ins, call.feeds, strict=True)
+        found = {id(slot.source()): given.source() for slot, given in pairs if id(slot.source()) in used}
+        if any(id(given) in used for given in found.values()):
+            raise ValueError(
+                "A function takes elements from an iterator that is one of its arguments, and from the same iterator "
+                "as a variable from outside. Use it as an argument only."
+            )
+        return found
+
+
 class UserProgram:
     """A user's function on the devices of one place. `programs` has one entry per shape of the arguments."""
 
     def __init__(self, fn: Callable[..., Any], place: Placement, ordinal: int) -> None:
         self._fn, self._place, self._ordinal = fn, place, ordinal
-        self.programs: dict[Any, tuple[Needs, CompiledProgram]] = {}
+        self.programs: dict[Any, Kept] = {}
         self._spread: dict[int, tuple[Any, Any]] = {}
         self._lock = threading.RLock()
 
@@ -101,11 +123,12 @@ class UserProgram:
         ):
             with self._lock, contextlib.suppress(NotInProgram):
                 if call.key not in self.programs:
+                    traced = call.with_stand_ins()
                     with calls.doing("plan"):
-                        needs = self._discover(call)
-                    self.programs[call.key] = needs, self._compile(needs, call)
+                        needs = self._discover(traced)
+                    self.programs[call.key] = Kept(needs, self._compile(needs, traced), traced.feeds)
             if call.key in self.programs:
-                return self._launch(*self.programs[call.key], call)
+                return self._launch(self.programs[call.key], call)
         # The function runs a pipeline, which is a program of its own and all that the function does on devices.
         return self._fn(*args, **(kwargs or {}))
 
@@ -204,17 +227,22 @@ class UserProgram:
 
     # --- launching
 
-    def _launch(self, needs: Needs, program: CompiledProgram, call: CallArguments) -> Any:
+    def _launch(self, kept: Kept, call: CallArguments) -> Any:
         """Feed the program, run it, and put the new values into the variables.
 
         Ctrl-C waits for that, except in a program that fetches its data: it may fail, and may wait for data forever.
         """
+        needs = kept.needs
         if self._place.compile_only:
-            return program.call([])[0]  # nothing is sent, fetched or assigned
+            return kept.program.call([])[0]  # nothing is sent, fetched or assigned
+        given = kept.sources(call)
         with calls.doing("feed"), interruptible():
-            slabs = [feed.slab(count, self._place) for feed, count in needs.sent.values()]
-        with uninterrupted():
-            return self._launch_with(slabs, needs, program, call)
+            slabs = [given.get(id(feed), feed).slab(count, self._place) for feed, count in needs.sent.values()]
+        with contextlib.ExitStack() as lent, uninterrupted():
+            for feed in needs.fetched:
+                if id(feed) in given:
+                    lent.enter_context(feed.reading(given[id(feed)]))
+            return self._launch_with(slabs, needs, kept.program, call)
 
     def _launch_with(self, slabs: list[Tree], needs: Needs, program: CompiledProgram, call: CallArguments) -> Any:
         replicas = self._place.replicas
@@ -301,10 +329,7 @@ class UserProgram:
                 sharding = jax.sharding.SingleDeviceSharding(sharding)
             return jax.ShapeDtypeStruct((count, replicas.count, *spec.shape), spec.dtype, sharding=sharding)
 
-        return [
-            jax.tree.map(lambda spec, n=count: shape(n, spec), feed.elements.spec)
-            for feed, count in needs.sent.values()
-        ]
+        return [jax.tree.map(lambda spec, n=count: shape(n, spec), feed.spec) for feed, count in needs.sent.values()]
 
 
 def _letting_through(needs: Needs) -> contextlib.AbstractContextManager[None]:

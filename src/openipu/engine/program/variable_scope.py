@@ -3,19 +3,23 @@
 A `VariableScope` stands between Keras variables and their users: reading returns the traced value, and assigning keeps
 the new one. Scopes nest as loops do, and values that a scope does not have come from its parent.
 
+[Note: assigned values] As in TensorFlow, no gradient passes through an assignment: a variable that an optimizer has
+updated is a constant for the gradients of what is computed with it later.
+
 [Note: JAX's own loops] Inside `jax.lax.fori_loop`, `jax.grad`, `jax.jit` and the like, values belong to an inner
 program, and a scope outside that program must not keep them. Changing a variable there raises an error at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from openipu.engine.core.enqueued import traced_program
 from openipu.engine.types import Array, Tree
 
 import keras
+from jax import lax
 
 
 class VariableScope(keras.StatelessScope):
@@ -36,6 +40,10 @@ class VariableScope(keras.StatelessScope):
         self._where: object = None
         self.state_mapping = {id(variable): value for variable, value in values}
         self._cells: dict[int, Tree] = {id(owner): cell for owner, cell in cells}
+        # Losses of layers. A branch sees those that were added before it.
+        self.losses: list[Any] = [] if parent is None else list(parent.losses)
+        self.added: dict[int, keras.Layer] = {}
+        """The layers that have added losses here, by the identity of the loss (added_losses.py)."""
         self.read: dict[int, keras.Variable] = {}
         """Variables that were read."""
         self.assigned: dict[int, keras.Variable] = {}
@@ -62,12 +70,25 @@ class VariableScope(keras.StatelessScope):
             return self._parent.get_current_value(variable)
         return self._unknown(variable) if self._unknown is not None else None
 
+    def snapshot(self) -> dict[int, Any]:
+        """The values that variables have now, by their identity, as far as they are known here."""
+        known = {} if self._parent is None else self._parent.snapshot()
+        return known | self.state_mapping
+
+    def value_in(self, snapshot: Mapping[int, Any], variable: keras.Variable) -> Any:
+        """The value that a variable had when a snapshot was taken."""
+        if id(variable) in snapshot:
+            return snapshot[id(variable)]
+        if self._parent is not None:
+            return self._parent.value_in(snapshot, variable)
+        return self._unknown(variable) if self._unknown is not None else None
+
     def add_update(self, update: tuple[keras.Variable, Array]) -> None:
         """Keep a new value. Keras calls this whenever a variable is assigned."""
         variable, value = update
         self._check(f"The Keras variable {variable.path!r} is assigned")
         self.assigned[id(variable)] = variable
-        self.state_mapping[id(variable)] = value
+        self.state_mapping[id(variable)] = lax.stop_gradient(value)  # see [Note: assigned values]
 
     def cell(self, owner: object) -> Tree:
         """The cell of `owner`. Raise if the first tracing did not know it."""
