@@ -64,6 +64,26 @@ def test_the_exit_of_one_instance_ends_all() -> None:
     assert done.stderr.splitlines()[-1] == "Error: instance 1 failed with exit code 3"
 
 
+@pytest.mark.slow
+def test_an_exit_in_the_middle_of_an_epoch_ends_all() -> None:
+    """The others wait for it inside a program, where no error can be raised."""
+    done = run("exits in an epoch")
+    assert done.returncode == 1
+    assert "[0] RuntimeError: Instance 0 " in done.stderr
+    assert "but instance 1 is at the end of its script. All instances must make the same calls" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["stops in an epoch", "looks"])
+def test_what_one_instance_does_all_do(what: str) -> None:
+    """A signal stops training in one of them only; callbacks look at a model of which each of them has a part."""
+    done = run(what)
+    assert done.returncode == 0, done.stderr
+    first, second = sorted(line.removeprefix(f"[{i}] ") for i, line in enumerate(sorted(done.stdout.splitlines())))
+    assert first.startswith("ended")
+    assert first == second
+
+
 def test_an_instance_that_never_comes() -> None:
     done = run("--timeout", "5", "never comes")
     assert done.returncode == 1
