@@ -63,11 +63,11 @@ class Looks(keras.callbacks.Callback):
             [np.asarray(variable.value) for variable in self.model.optimizer.variables]
 
 
-def by_signal(act: Callable[[], object]) -> None:
-    """Do something again and again in the last instance, wherever it is, from now on."""
+def by_signal(act: Callable[[], object], seconds: float = 1, again: float = 0) -> None:
+    """Do something in the last instance after some seconds, wherever it is then, and possibly again and again."""
     if is_last():
         signal.signal(signal.SIGALRM, lambda *_: act())
-        signal.setitimer(signal.ITIMER_REAL, 1, 0.3)
+        signal.setitimer(signal.ITIMER_REAL, seconds, again)
 
 
 def is_last() -> bool:
@@ -82,7 +82,7 @@ def long_epoch() -> None:
     if sys.argv[1] == "exits in an epoch":
         by_signal(lambda: sys.exit(0))
     else:
-        by_signal(lambda: setattr(model, "stop_training", True))
+        by_signal(lambda: setattr(model, "stop_training", True), again=0.3)
     model.fit(*data(), 8, epochs=2, steps_per_epoch=10**8, verbose=0)
     digest = hashlib.sha256(b"".join(np.asarray(weight.value).tobytes() for weight in model.weights))
     print(f"ended {digest.hexdigest()}", flush=True)

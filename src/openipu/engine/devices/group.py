@@ -34,6 +34,8 @@ SLICE: Final = 1.0
 """Seconds between two looks at whether Ctrl-C was pressed while waiting for a message."""
 HEARTBEAT_SECONDS: Final = 10
 """A process that is silent for this long is dead, and the others end."""
+PATIENT_SECONDS: Final = 60
+"""The same on one machine, where the launcher notices dead ones at once. One that was stopped may go on."""
 SHUTDOWN_SECONDS: Final = 7 * 24 * 3600
 """How long a process at the end of its script waits for the others, one of which may still write files or evaluate."""
 LOOPBACK: Final = "127.0.0.1"
@@ -134,7 +136,7 @@ def _join_launched(launched: Instance) -> Instance:
             _own_gpus(launched),
             cluster_detection_method="deactivate",
             initialization_timeout=launched.timeout + 60,
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            heartbeat_timeout_seconds=PATIENT_SECONDS if host == LOOPBACK and _launched else HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
             coordinator_bind_address=launched.coordinator if host == LOOPBACK else f"[::]:{port}",
         )
@@ -349,7 +351,9 @@ def proposed(what: str) -> int | None:
     """The number that a process has proposed; None if none has. Does not wait."""
     try:
         return int(_state().client.key_value_try_get(f"openipu/{what}"))
-    except jax.errors.JaxRuntimeError:  # there is no such key
+    except jax.errors.JaxRuntimeError as error:
+        if "NOT_FOUND" not in str(error):
+            raise
         return None
 
 

@@ -22,7 +22,7 @@ from openipu.engine.types import Tree
 
 import jax
 
-from . import standing
+from . import group, standing
 
 SHORT_EXECUTION = 0.02
 """An execution that takes fewer seconds is short."""
@@ -42,7 +42,7 @@ def in_turn(
     """
     if len(devices) == 1:
         return call
-    joint = 1 < jax.process_count() == len({device.process_index for device in devices})
+    joint = 1 < group.count() == len({device.process_index for device in devices})
 
     def launch(*args: Any) -> tuple[Any, ...]:
         global _last
