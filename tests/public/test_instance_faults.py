@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import IO
 
+from openipu.engine.devices import group
+
 import pytest
 
 import instance_faults
@@ -111,6 +113,23 @@ def test_killed_instances_start_again_and_end_with_the_same_bytes(tmp_path: Path
         rest = launched.stdout.read()
         assert launched.wait(300) == 0, rest
     assert set(_ends(rest)) == set(_ends(whole.stdout))
+
+
+@pytest.mark.slow
+def test_a_stopped_instance_goes_on() -> None:
+    """On one machine, the launcher knows which instances live, so a silent one is not taken for a dead one."""
+    words = [instance_faults.__file__, "trains", "", "60"]
+    with subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launched:
+        assert launched.stdout is not None
+        _wait_for(launched.stdout, "epoch", times=5)
+        stopped = _instances(launched.pid)[1]
+        os.kill(stopped, signal.SIGSTOP)
+        time.sleep(group.HEARTBEAT_SECONDS + 5)
+        os.kill(stopped, signal.SIGCONT)
+        rest = launched.stdout.read()
+        assert launched.wait(300) == 0, rest
+    first, second = _ends(rest)
+    assert first == second
 
 
 def _wait_for(lines: IO[str], word: str, times: int) -> None:

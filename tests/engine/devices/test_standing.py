@@ -1,10 +1,14 @@
 """Whether processes that do things together can go on."""
 
-import threading
+import time
+from collections.abc import Iterator
+from typing import Any
 
 from openipu.engine.devices import standing
 from openipu.engine.devices.standing import Standing, Watch, obstacle
+from openipu.launcher import ports
 
+import jaxlib._jax  # noqa: TID251 - JAX has no public way to send messages between processes
 import pytest
 
 OWN = Standing(sent=5, launched=3, program="train", before=2)
@@ -31,33 +35,35 @@ def test_what_keeps_a_process_from_going_on(other: Standing, found: str | None) 
     assert obstacle(OWN, PROGRAMS, other) == found
 
 
-class Store:
-    """The messages of a group in one process."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, str] = {}
-
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        assert allow_overwrite or key not in self.values
-        self.values[key] = value
-
-    def key_value_dir_get(self, folder: str) -> list[tuple[str, str]]:
-        return [(key, value) for key, value in self.values.items() if key.startswith(folder)]
+@pytest.fixture(name="client")
+def fixture_client() -> Iterator[Any]:
+    """JAX's messages, for a group of one process."""
+    with ports.hold("127.0.0.1") as held:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        service = jaxlib._jax.get_distributed_runtime_service(address, 1)
+        client = jaxlib._jax.get_distributed_runtime_client(address, 0)
+        client.connect()
+        yield client
+        client.shutdown()
+        service.shutdown()
 
 
 @pytest.mark.parametrize(("code", "launcher", "told"), [(0, True, True), (3, True, False), (3, False, True)])
-def test_the_end_of_another_process(code: int, launcher: bool, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_another_process(
+    client: Any, code: int, launcher: bool, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If it has ended with an error, a launcher ends the others. They must not come before it."""
     monkeypatch.setattr(standing, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(standing, "_here", Standing(launched=2, program="train"))
-    store, found, looked = Store(), [], threading.Event()
-    standing.tell_end(store, 1, code)
+    assert standing.end_of(client, 1) is None
+    standing.tell_end(client, 1, code)
+    assert standing.end_of(client, 1) == code
     monkeypatch.setattr(standing, "_here", OWN)
-    watch = Watch(store, 0, launcher, found.append)
+    found: list[str] = []
+    watch = Watch(client, 0, launcher, found.append)
     watch.start()
-    while len(store.values) < 2:  # it has told where this process is, so it is about to look
-        looked.wait(0.01)
-    looked.wait(0.1)
+    client.blocking_key_value_get("openipu/standing/0/now", 60_000)  # it is about to look
+    time.sleep(0.2)
     watch.end()
     assert bool(found) == told
     assert all("but instance 1 is at the end of its script" in problem for problem in found)

@@ -14,6 +14,8 @@ WRITERS = tuple(
     getattr(keras.callbacks, name) for name in ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "TensorBoard")
 )
 """Callbacks of Keras that write files. Only those of instance 0 run."""
+ACTORS = keras.callbacks.LambdaCallback, keras.callbacks.TensorBoard, keras.callbacks.TerminateOnNaN
+"""Callbacks of Keras that stop or look at the model between executions. Others do so if they have a `save_freq`."""
 
 
 def without_writers(callbacks: Callback | Sequence[Callback] | None) -> list[Callback]:
@@ -30,8 +32,8 @@ def may_act_alone(place: Placement, callbacks: keras.callbacks.CallbackList) -> 
 
 
 def _acts(callback: Callback) -> bool:
-    """Whether a callback may do such a thing: those of the user, and those of Keras that save or stop between them."""
-    if isinstance(callback, (keras.callbacks.LambdaCallback, keras.callbacks.TerminateOnNaN)):
+    """Whether a callback may do such a thing: those of the user, and some of Keras."""
+    if isinstance(callback, ACTORS):
         return True
     ours = type(callback).__module__.startswith(("keras.", "openipu."))
     return getattr(callback, "save_freq", "epoch") != "epoch" if ours else True
