@@ -1,5 +1,8 @@
 """Output as lines with the number of their instance."""
 
+import time
+import timeit
+
 from openipu.launcher.lines import Lines, prefix, prefixed, without_noise
 
 import pytest
@@ -53,6 +56,15 @@ def test_it_does_not_matter_how_the_bytes_arrive(words, data):
 def test_very_long_lines_do_not_pile_up():
     lines = Lines()
     assert sum(len(line) for _ in range(40) for line in lines.feed(b"x" * 10_000)) >= 300_000
+
+
+def test_long_lines_take_no_longer_for_each_byte():
+    def seconds(size: int) -> float:
+        line = b"x" * size
+        shown = timeit.repeat(lambda: without_noise(prefixed([line], b"")), timer=time.process_time, number=1, repeat=3)
+        return min(shown)
+
+    assert seconds(1 << 20) < 100 * seconds(1 << 15)
 
 
 def test_prefixes_are_aligned():

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import IO
 
+from openipu.engine.devices import group
+
 import pytest
 
 import instance_faults
@@ -64,6 +66,26 @@ def test_the_exit_of_one_instance_ends_all() -> None:
     assert done.stderr.splitlines()[-1] == "Error: instance 1 failed with exit code 3"
 
 
+@pytest.mark.slow
+def test_an_exit_in_the_middle_of_an_epoch_ends_all() -> None:
+    """The others wait for it inside a program, where no error can be raised."""
+    done = run("exits in an epoch")
+    assert done.returncode == 1
+    assert "[0] RuntimeError: Instance 0 " in done.stderr
+    assert "but instance 1 is at the end of its script. All instances must make the same calls" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["stops in an epoch", "looks"])
+def test_what_one_instance_does_all_do(what: str) -> None:
+    """A signal stops training in one of them only; callbacks look at a model of which each of them has a part."""
+    done = run(what)
+    assert done.returncode == 0, done.stderr
+    first, second = sorted(line.removeprefix(f"[{i}] ") for i, line in enumerate(sorted(done.stdout.splitlines())))
+    assert first.startswith("ended")
+    assert first == second
+
+
 def test_an_instance_that_never_comes() -> None:
     done = run("--timeout", "5", "never comes")
     assert done.returncode == 1
@@ -91,6 +113,23 @@ def test_killed_instances_start_again_and_end_with_the_same_bytes(tmp_path: Path
         rest = launched.stdout.read()
         assert launched.wait(300) == 0, rest
     assert set(_ends(rest)) == set(_ends(whole.stdout))
+
+
+@pytest.mark.slow
+def test_a_stopped_instance_goes_on() -> None:
+    """On one machine, the launcher knows which instances live, so a silent one is not taken for a dead one."""
+    words = [instance_faults.__file__, "trains", "", "60"]
+    with subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launched:
+        assert launched.stdout is not None
+        _wait_for(launched.stdout, "epoch", times=5)
+        stopped = _instances(launched.pid)[1]
+        os.kill(stopped, signal.SIGSTOP)
+        time.sleep(group.HEARTBEAT_SECONDS + 5)
+        os.kill(stopped, signal.SIGCONT)
+        rest = launched.stdout.read()
+        assert launched.wait(300) == 0, rest
+    first, second = _ends(rest)
+    assert first == second
 
 
 def _wait_for(lines: IO[str], word: str, times: int) -> None:

@@ -94,6 +94,8 @@ def test_callbacks_that_act_in_one_instance(shard: str, tmp_path: Path) -> None:
         for name in first:
             if name.startswith("plain"):
                 np.testing.assert_array_equal(first[name], first[name.replace("plain", "watched")], name)
+            if name.startswith("logged"):
+                np.testing.assert_array_equal(first[name], first[name.replace("logged", "plain")], name)
 
 
 BY_REPLICA = {"x": 1, "total": 1, "latest": 0, "loss by step": 1}

@@ -61,6 +61,9 @@ def results(case: str, shard: str, folder: Path) -> dict[str, Any]:
     weights = {
         f"{name} {i}": w for name, m in (("plain", plain), ("watched", watched)) for i, w in enumerate(m.weights)
     }
+    if case == "plain":  # instance 0 alone has it
+        logged = trained(case, shard, [keras.callbacks.TensorBoard(folder / "events")])
+        weights |= {f"logged {i}": w for i, w in enumerate(logged.weights)}
     stopped = trained(case, shard, [], stops=True).history
     outputs = plain.predict(instances.data(50)[0], instances.BATCH, verbose=0, callbacks=[StopsPredicting()])
     return weights | {"epochs": len(stopped.epoch), "count": stopped.history["count"], "predicted": len(outputs)}

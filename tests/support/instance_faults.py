@@ -5,9 +5,10 @@ python tests/support/instance_faults.py WHAT [FOLDER [EPOCHS]]
 
 import hashlib
 import os
+import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 if sys.argv[1:] == ["never comes"] and os.environ["OPENIPU_INSTANCE"] == "1":
@@ -53,6 +54,52 @@ def batches(fails: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield data(8)
 
 
+class Looks(keras.callbacks.Callback):
+    """Reads the optimizer's state after the first batches of each execution."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        del logs
+        if batch % 20 < 2:
+            [np.asarray(variable.value) for variable in self.model.optimizer.variables]
+
+
+def by_signal(act: Callable[[], object], seconds: float = 1, again: float = 0) -> None:
+    """Do something in the last instance after some seconds, wherever it is then, and possibly again and again."""
+    if is_last():
+        signal.signal(signal.SIGALRM, lambda *_: act())
+        signal.setitimer(signal.ITIMER_REAL, seconds, again)
+
+
+def is_last() -> bool:
+    return popdist.getInstanceIndex() == popdist.getNumInstances() - 1
+
+
+def long_epoch() -> None:
+    """An epoch that lasts until a signal ends it, without any callback that could do so."""
+    with strategy().scope():
+        model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(4)])
+    model.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=10)
+    model.fit(*data(), 8, steps_per_epoch=40, verbose=0)  # so that nothing is left to compile
+    if sys.argv[1] == "exits in an epoch":
+        by_signal(lambda: sys.exit(0))
+    else:
+        by_signal(lambda: setattr(model, "stop_training", True), again=0.3)
+    model.fit(*data(), 8, epochs=2, steps_per_epoch=10**8, verbose=0)
+    digest = hashlib.sha256(b"".join(np.asarray(weight.value).tobytes() for weight in model.weights))
+    print(f"ended {digest.hexdigest()}", flush=True)
+
+
+def look() -> None:
+    """Callbacks of the last instance look at a model in parts, while an execution of two programs runs."""
+    with strategy().scope():
+        model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(4)])
+        model.set_gradient_accumulation_options(3, "mean", replicated_optimizer_state_sharding=True)
+        model.set_asynchronous_callbacks(True)
+    model.compile("adam", "sparse_categorical_crossentropy", steps_per_execution=9)
+    model.fit(*data(), 8, epochs=2, verbose=0, callbacks=[Looks()] if is_last() else None)
+    print("ended", flush=True)
+
+
 def train(folder: str | None, fails: bool = False, epochs: int = 60, width: int = 64, source: Any = None) -> None:
     keras.utils.set_random_seed(5)
     x, y, batch = (*(source or data()), 8) if source is None or isinstance(source, tuple) else (source, None, None)
@@ -70,7 +117,7 @@ def train(folder: str | None, fails: bool = False, epochs: int = 60, width: int 
 
 
 def main(what: str, folder: str | None = None, epochs: str = "60") -> None:
-    last = popdist.getInstanceIndex() == popdist.getNumInstances() - 1
+    last = is_last()
     if what == "raises":
         train(None, fails=last)
     elif what == "differs":
@@ -92,6 +139,10 @@ def main(what: str, folder: str | None = None, epochs: str = "60") -> None:
         if last:
             sys.exit(3)
         train(None, epochs=1)
+    elif what in ("exits in an epoch", "stops in an epoch"):
+        long_epoch()
+    elif what == "looks":
+        look()
     elif what == "leaves":
         train(None, epochs=1)
         if not last:

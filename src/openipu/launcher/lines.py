@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import Final
 
 _BREAK: Final = re.compile(rb"\r\n|\n|\r")
-_NOISE: Final = re.compile(rb"[^\n]*is connected to \d+ peer ranks\. Expected number [^\n]*\n?")
-"""What gloo writes about each connection between processes."""
+_NOISE: Final = re.compile(rb"(?m)^[^\n]*is connected to \d+ peer ranks\. Expected number [^\n]*\n?")
+"""What gloo writes about each connection between processes. Without the anchor, long lines would take very long."""
 _LONGEST: Final = 1 << 16
 """A line that is longer is passed on in pieces."""
 

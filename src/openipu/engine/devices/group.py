@@ -10,20 +10,17 @@ need no network, so there we make gloo's part ourselves, on loopback. JAX has no
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import hashlib
 import importlib.metadata
 import json
-import logging
 import os
 import platform
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 from openipu.engine.interrupts import let_through
 from openipu.settings.instances import VARIABLES, Instance, from_environment
@@ -31,14 +28,16 @@ from openipu.settings.instances import VARIABLES, Instance, from_environment
 import jax
 import jax.extend.backend
 
+from . import leaving, standing
+
 SLICE: Final = 1.0
 """Seconds between two looks at whether Ctrl-C was pressed while waiting for a message."""
 HEARTBEAT_SECONDS: Final = 10
 """A process that is silent for this long is dead, and the others end."""
+PATIENT_SECONDS: Final = 60
+"""The same on one machine, where the launcher notices dead ones at once. One that was stopped may go on."""
 SHUTDOWN_SECONDS: Final = 7 * 24 * 3600
 """How long a process at the end of its script waits for the others, one of which may still write files or evaluate."""
-FAREWELL: Final = 2.0
-"""How many seconds a process that ends with an exit code other than 0 waits for others that do the same."""
 LOOPBACK: Final = "127.0.0.1"
 
 T = TypeVar("T")
@@ -46,8 +45,6 @@ T = TypeVar("T")
 _jax: Any = jax
 _joined: Instance | None = None
 _launched = False
-_sent = 0
-_failed = 0
 
 
 def instance() -> Instance | None:
@@ -110,10 +107,7 @@ def _join(meet: Callable[[], Instance | None]) -> None:
     if on_one_machine():
         _share_programs()
     if count() > 1:
-        sys.excepthook = functools.partial(_end_at_once, sys.excepthook)
-        python: Any = sys
-        python.exit = _exit
-        atexit.register(_leave, os.getpid())
+        leaving.prepare(_state().client, index(), count(), _launched)
         packages = {name: _version(name) for name in ("openipu", "jax", "jaxlib", "keras", "numpy")}
         agree("versions", {"python": platform.python_version(), **packages}, "Install the same versions on all hosts.")
 
@@ -142,7 +136,7 @@ def _join_launched(launched: Instance) -> Instance:
             _own_gpus(launched),
             cluster_detection_method="deactivate",
             initialization_timeout=launched.timeout + 60,
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            heartbeat_timeout_seconds=PATIENT_SECONDS if host == LOOPBACK and _launched else HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
             coordinator_bind_address=launched.coordinator if host == LOOPBACK else f"[::]:{port}",
         )
@@ -198,44 +192,6 @@ def _own_gpus(launched: Instance) -> list[int]:
     return list(range(first, first + launched.local_devices))
 
 
-def _end_at_once(show: Callable[..., None], kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Show an error that nobody has caught, and end. JAX would wait for the others, which wait for this process."""
-    show(kind, error, trace)
-    _end_process(130 if issubclass(kind, KeyboardInterrupt) else 1)
-
-
-def _exit(status: Any = None) -> NoReturn:
-    """`sys.exit`, which notes the exit code. When a process ends, nothing else knows it before JAX has ended, too."""
-    global _failed
-    _failed = 0 if status is None else status & 0xFF if isinstance(status, int) else 1
-    raise SystemExit(status)
-
-
-def _leave(process: int) -> None:
-    """Tell the others that this process is at the end of its script. If it has failed alone, end it.
-
-    JAX would wait for the others, which wait for this process.
-    """
-    client = _state().client
-    if client is None or os.getpid() != process:  # a child that it has forked
-        return
-    until = time.monotonic() + FAREWELL
-    try:
-        client.key_value_set(_end_key(index()), "")
-        for other in range(count() if _failed else 0):
-            client.blocking_key_value_get(_end_key(other), max(1, int(1000 * (until - time.monotonic()))))
-    except jax.errors.JaxRuntimeError:
-        if _failed:
-            _end_process(_failed)
-
-
-def _end_process(code: int) -> NoReturn:
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 def _cpu_on_loopback() -> Any:
     """JAX's CPU client, whose collectives listen on loopback. See [Note: loopback]."""
     from jax._src import xla_bridge
@@ -275,7 +231,8 @@ def exchange(what: str, value: Any) -> list[Any]:
     if count() == 1:
         return [value]
     client, number = _state().client, _send(what, value)
-    answers = [json.loads(_wait_for(client, _key(number, other), other, what)) for other in range(count())]
+    with standing.waiting(what):
+        answers = [json.loads(_wait_for(client, _key(number, other), other, what)) for other in range(count())]
     # Whoever has sent this message has read all of the one before.
     if number:
         client.key_value_delete(_key(number - 1, index()))
@@ -304,8 +261,7 @@ def failing_together(what: str) -> Iterator[None]:
 
 def _send(what: str, value: Any, failure: str | None = None) -> int:
     """Send a message to all processes. Returns its number."""
-    global _sent
-    number, _sent = _sent, _sent + 1
+    number = standing.sending()
     _state().client.key_value_set(_key(number, index()), json.dumps([what, value, failure]))
     return number
 
@@ -353,13 +309,13 @@ def _key(number: int, owner: int) -> str:
     return f"openipu/{number}/{owner}"
 
 
-def _end_key(owner: int) -> str:
-    return f"openipu/end/{owner}"
-
-
 def _wait_for(client: Any, key: str, other: int, what: str) -> str:
-    """The message of another process. Ctrl-C is let through while waiting."""
-    began, ended = time.monotonic(), False
+    """The message of another process. Ctrl-C is let through while waiting.
+
+    If the other one has ended with an error, the launcher ends this process, too, and nothing may come before that:
+    the first instance that ends with an error is the one that it tells about.
+    """
+    began, ended = time.monotonic(), None
     while True:
         try:
             return str(client.blocking_key_value_get(key, int(1000 * SLICE)))
@@ -369,18 +325,38 @@ def _wait_for(client: Any, key: str, other: int, what: str) -> str:
                 raise RuntimeError(
                     f"Instance {other} did not answer at {what!r} after {waited:.0f} s: {str(error).splitlines()[0]}"
                 ) from error
-        if ended:
+        if ended is not None and not (ended and _launched):
+            how = f"has ended with exit code {ended}" if ended else "is at the end of its script"
             raise RuntimeError(
-                f"Instance {index()} is at {what!r}, but instance {other} is at the end of its script. All instances "
-                "must make the same calls in the same order."
+                f"Instance {index()} is at {what!r}, but instance {other} {how}. All instances must make the same "
+                "calls in the same order."
             )
         let_through()
-        ended = _has_ended(client, other)  # its message may have come before that, so look once more
+        ended = standing.end_of(client, other)  # its message may have come before that, so look once more
 
 
-def _has_ended(client: Any, other: int) -> bool:
+# --- agreements without waiting --------------------------------------------------------------------------------------
+
+
+def propose(what: str, number: int) -> None:
+    """Propose a number to all processes, unless one has been proposed. It is there when this returns."""
     try:
-        client.key_value_try_get(_end_key(other))
-    except jax.errors.JaxRuntimeError:  # there is no such key
-        return False
-    return True
+        _state().client.key_value_set(f"openipu/{what}", str(number))
+    except jax.errors.JaxRuntimeError as error:
+        if "ALREADY_EXISTS" not in str(error):
+            raise
+
+
+def proposed(what: str) -> int | None:
+    """The number that a process has proposed; None if none has. Does not wait."""
+    try:
+        return int(_state().client.key_value_try_get(f"openipu/{what}"))
+    except jax.errors.JaxRuntimeError as error:
+        if "NOT_FOUND" not in str(error):
+            raise
+        return None
+
+
+def occasion() -> int:
+    """A number that is the same in all processes, if they are at the same point, and larger at a later one."""
+    return standing.here().sent

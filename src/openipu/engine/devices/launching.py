@@ -22,6 +22,8 @@ from openipu.engine.types import Tree
 
 import jax
 
+from . import group, standing
+
 SHORT_EXECUTION = 0.02
 """An execution that takes fewer seconds is short."""
 
@@ -32,14 +34,15 @@ _local = threading.local()
 
 
 def in_turn(
-    chain: object, devices: Sequence[jax.Device], call: Callable[..., tuple[Any, ...]]
+    chain: object, devices: Sequence[jax.Device], call: Callable[..., tuple[Any, ...]], name: str
 ) -> Callable[..., tuple[Any, ...]]:
-    """The call of a program, made when it is its turn. See [Note: one program at a time].
+    """The call of the program `name`, made when it is its turn. See [Note: one program at a time].
 
     Each launch of a `chain` takes what the one before has returned, so it need not wait for it. None is no chain.
     """
     if len(devices) == 1:
         return call
+    joint = 1 < group.count() == len({device.process_index for device in devices})
 
     def launch(*args: Any) -> tuple[Any, ...]:
         global _last
@@ -50,6 +53,8 @@ def in_turn(
             if devices[0].platform == "cpu" and not follows and not is_ready(running):
                 _about_to_wait()
                 wait_until(lambda: is_ready(running))
+            if joint:
+                standing.launching(name)
             result = call(*args)
             # Results come first. They are not donated to another launch, as the state is.
             leaves = jax.tree.leaves(result[0]) or jax.tree.leaves(result)

@@ -63,14 +63,15 @@ def local(tree: Tree) -> Tree:
 
 def of_all_processes(array: np.ndarray) -> np.ndarray:
     """The arrays of all processes, stacked. All of them call this, with arrays of the same shape."""
-    [stacked] = in_turn(None, jax.devices(), lambda a: (multihost_utils.process_allgather(a),))(_bytes(array))
+    gather = in_turn(None, jax.devices(), lambda a: (multihost_utils.process_allgather(a),), "gathering arrays")
+    [stacked] = gather(_bytes(array))
     return np.asarray(stacked).view(array.dtype).reshape(-1, *array.shape)
 
 
 def of_first_process(arrays: list[np.ndarray]) -> list[np.ndarray]:
     """The arrays of instance 0. All processes call this, with arrays of the same shapes."""
-    sent = [_bytes(array) for array in arrays]
-    [found] = in_turn(None, jax.devices(), lambda a: (multihost_utils.broadcast_one_to_all(a),))(sent)
+    spread = in_turn(None, jax.devices(), lambda a: (multihost_utils.broadcast_one_to_all(a),), "spreading arrays")
+    [found] = spread([_bytes(array) for array in arrays])
     return [np.asarray(f).view(a.dtype).reshape(a.shape) for f, a in zip(found, arrays, strict=True)]
 
 
@@ -87,5 +88,5 @@ def read(array: Array) -> np.ndarray:
         sharding = array.sharding
         assert isinstance(sharding, NamedSharding)
         gather = jax.jit(lambda a: (a,), out_shardings=NamedSharding(sharding.mesh, P()))
-        [array] = in_turn(None, list(sharding.mesh.devices.flat), gather)(array)
+        [array] = in_turn(None, list(sharding.mesh.devices.flat), gather, "reading an array")(array)
     return np.asarray(array.addressable_data(0))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 from openipu.engine.core.state import Logs, Mode
 from openipu.engine.data.slab import Slab
 from openipu.engine.data.sources import Source
+from openipu.engine.devices import group
 from openipu.engine.devices.launching import Wait
 from openipu.engine.facts.calls import doing
 from openipu.engine.host_io.step_logs import CallbackTeller, StepLogs
@@ -79,11 +81,23 @@ class LiveEpoch(Epoch):
         """Run a slab on the model's state and call the callbacks for its steps."""
         logs_of = _batch_outputs if self._mode == "predict" else lambda logs, _: logs
         self._teller = CallbackTeller(self._live, slab, self._began, self._ended, logs_of)
-        launch = functools.partial(self._teller.launch, meanwhile=meanwhile)
+        if group.count() > 1:  # before the launch, so that all processes do both in the same order
+            with interruptible():
+                meanwhile()
+        launch = functools.partial(self._launch, self._teller, meanwhile)
         results: list[Result] = self.held.run(self._loop.execute, self._source.resident, slab, launch)
         if self._live.error is not None:
             raise self._live.error
         return results
+
+    def _launch(
+        self, teller: CallbackTeller, meanwhile: Callable[[], None], call: Callable[..., Any], args: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """Run a program of the slab."""
+        result: tuple[Any, ...] = teller.launch(call, args, meanwhile)
+        if self.held.together:  # a callback of another process may have looked at the model meanwhile
+            self.held.show(result[1])
+        return result
 
     def tell(self, launched: Launched) -> Tree:
         """Call the callbacks for the steps that are still missing, and return the launch's logs or outputs."""

@@ -239,8 +239,9 @@ def _run_metrics(
 ) -> Logs:
     """Run one epoch of training or evaluation, and return its logs."""
     logs: Logs | None = None
-    alone = may_act_alone(session.place(mode), callbacks)
-    stopped = one_end(alone, stopped)
+    place = session.place(mode)
+    alone = may_act_alone(place, callbacks)
+    stopped = one_end(place, alone, stopped)
     with contextlib.closing(session.epoch(mode, feed, callbacks, alone)) as epoch:
         for latest in epoch:
             logs = latest
@@ -275,7 +276,7 @@ def predict(
         container.on_predict_begin()
     blocks = []
     alone = may_act_alone(place, container)
-    stopped = one_end(alone, lambda: model.stop_predicting)
+    stopped = one_end(place, alone, lambda: model.stop_predicting)
     with contextlib.closing(session.epoch("predict", feed, container, alone)) as epoch:
         for outputs in epoch:
             blocks.append(outputs)

@@ -58,9 +58,14 @@ class StateInFlight:
                 # If `show` was called meanwhile, the variables have the state and may have changed it.
                 self._state = None if state is self._shown else state
                 self._shown = None
-        if self._alone and self._spread.joint:
+        if self.together:
             self.sync()
         return result
+
+    @property
+    def together(self) -> bool:
+        """Whether all processes look at the model after each program, because only together they can."""
+        return self._alone and self._spread.joint
 
     def show(self, state: State) -> None:
         """Put the state that `run` is about to keep into the variables, for a callback that looks at them before."""

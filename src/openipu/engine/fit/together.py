@@ -14,6 +14,8 @@ WRITERS = tuple(
     getattr(keras.callbacks, name) for name in ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "TensorBoard")
 )
 """Callbacks of Keras that write files. Only those of instance 0 run."""
+ACTORS = keras.callbacks.LambdaCallback, keras.callbacks.TensorBoard, keras.callbacks.TerminateOnNaN
+"""Callbacks of Keras that stop or look at the model between executions. Others do so if they have a `save_freq`."""
 
 
 def without_writers(callbacks: Callback | Sequence[Callback] | None) -> list[Callback]:
@@ -30,13 +32,39 @@ def may_act_alone(place: Placement, callbacks: keras.callbacks.CallbackList) -> 
 
 
 def _acts(callback: Callback) -> bool:
-    """Whether a callback may do such a thing: those of the user, and those of Keras that save between executions."""
-    if isinstance(callback, keras.callbacks.LambdaCallback):
+    """Whether a callback may do such a thing: those of the user, and some of Keras."""
+    if isinstance(callback, ACTORS):
         return True
     ours = type(callback).__module__.startswith(("keras.", "openipu."))
     return getattr(callback, "save_freq", "epoch") != "epoch" if ours else True
 
 
-def one_end(alone: bool, stopped: Callable[[], bool]) -> Callable[[], bool]:
-    """Whether this process has stopped, or any process if callbacks may stop one alone. Asked after each execution."""
-    return (lambda: group.any_of("the end of an execution", stopped())) if alone else stopped
+def one_end(place: Placement, alone: bool, stopped: Callable[[], bool]) -> Callable[[], bool]:
+    """Whether this process has stopped, or one that it runs together with. To be asked after each execution."""
+    if place.replicas.is_local:
+        return stopped
+    return (lambda: group.any_of("the end of an execution", stopped())) if alone else _AgreedEnd(stopped)
+
+
+class _AgreedEnd:
+    """The end of a call that may be stopped in one process, not by a callback but by a signal or a thread.
+
+    [Note: an end without waiting] A process that is to stop after execution n proposes the end of n + 2 to all, and
+    goes on. Nobody misses that: an execution ends in no process before all of them have launched it, and at most two
+    are under way. So whoever has launched n + 2 knows that n + 1 has ended, which was launched after the proposal.
+    """
+
+    AHEAD = 2
+
+    def __init__(self, stopped: Callable[[], bool]) -> None:
+        self._stopped, self._key = stopped, f"end/{group.occasion()}"
+        self._done = 0
+        self._proposed = False
+
+    def __call__(self) -> bool:
+        self._done += 1
+        if not self._proposed and self._stopped():
+            self._proposed = True
+            group.propose(self._key, self._done + self.AHEAD)
+        end = group.proposed(self._key)
+        return end is not None and self._done >= end

@@ -117,7 +117,7 @@ class Loop(abc.ABC):
         results = []
         with filled(outfeeds.items(), replicas.own if outfeeds else ()):
             for program, job in zip(programs, jobs, strict=True):
-                call = in_turn(self, replicas.devices, program.call)
+                call = in_turn(self, replicas.devices, program.call, program.name)
                 args = (state, resident, slab.body, job.counts.pack(), job.tail)
                 value, state = call(*args) if launch is None else launch(call, args)
                 if self._outcome.collect != "all":

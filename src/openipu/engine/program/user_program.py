@@ -254,7 +254,7 @@ class UserProgram:
             feed.begin(self._place)
         try:
             with filled(needs.outfeeds.values(), replicas.own), _letting_through(needs):
-                launch = in_turn(self if needs.state else None, replicas.devices, program.call)
+                launch = in_turn(self if needs.state else None, replicas.devices, program.call, program.name)
                 run = calls.current()
                 execution = None if run is None else note_launch(run, [program], replicas)
                 result, state, taken, visits = launch(*values, slabs, self._sent(call.arrays))

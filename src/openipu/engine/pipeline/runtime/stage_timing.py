@@ -72,7 +72,7 @@ class TimedStages:
             self.name, self.place, lambda: self._program(specs, kept), (values, inputs, idle, np.int32(0), np.int32(0)),
             donate=False, noted=False,
         )  # fmt: skip
-        call = in_turn(None, replicas.devices, program.call)
+        call = in_turn(None, replicas.devices, program.call, program.name)
 
         def seconds(rows: TableRow, updates: bool = False) -> float:
             def run(turns: int) -> None:
