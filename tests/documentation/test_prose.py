@@ -36,6 +36,12 @@ def test_links_lead_somewhere(page):
 
 
 @by_page
+def test_pages_begin_with_their_heading(page):
+    """An edit that missed its place has left rows of a table above it more than once."""
+    assert prose.text(page).lstrip().startswith(("# ", "<h1"))
+
+
+@by_page
 def test_paths_exist(page):
     for token in prose.inline(page, "code_inline"):
         if PATH.fullmatch(token.content):
