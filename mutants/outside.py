@@ -106,7 +106,7 @@ CHECKS = [
 COMMAND_LINE = [
     mutant(
         "a-slower-run-is-faster",
-        "cli/mnist.py",
+        "cli/train.py",
         'if ratio > 1 else f"{1 / ratio:.1f} times slower"',
         'if ratio > 0 else f"{1 / ratio:.1f} times slower"',
         "public/test_cli.py::test_the_verdict_is_honest",

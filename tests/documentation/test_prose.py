@@ -35,10 +35,10 @@ def test_links_lead_somewhere(page):
             assert anchor in prose.anchors(target), f"{prose.name(target)} has no heading for {link}"
 
 
-@by_page
+@pytest.mark.parametrize("page", [page for page in prose.PAGES if page.parent.name != "results"], ids=prose.name)
 def test_pages_begin_with_their_heading(page):
     """An edit that missed its place has left rows of a table above it more than once."""
-    assert prose.text(page).lstrip().startswith(("# ", "<h1"))
+    assert prose.text(page).lstrip().startswith("# ")
 
 
 @by_page

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import openipu
-from openipu.cli.mnist import verdict
+from openipu.cli.train import Options, verdict
 
 import pytest
 
@@ -75,6 +75,7 @@ def test_mnist_trains_reports_and_compares():
     assert result.returncode == 0, result.stderr
     assert "stand-in digits, not MNIST" in result.stdout
     assert "STAND-IN DATA" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
     assert "76 steps per epoch, 76 steps per execution" in result.stdout
     epochs = re.findall(r"epoch (\d)/2  loss ([\d.]+)  accuracy ([\d.]+)  ([\d,]+) µs/step", result.stdout)
     assert [epoch[0] for epoch in epochs] == ["1", "2"]
@@ -101,6 +102,54 @@ def test_mnist_on_two_devices():
     losses = [float(loss) for loss in re.findall(r"epoch \d/2  loss ([\d.]+)", result.stdout)]
     assert len(losses) == 2
     assert losses[1] < losses[0], "the loss must fall"
+
+
+@pytest.mark.slow
+def test_mnist_in_two_stages():
+    sizes = {"--samples": "300", "--epochs": "2", "--batch-size": "8", "--stages": "2", "--schedule": "OneFOneB"}
+    result = command("mnist", "--no-compare", *(word for option in sizes.items() for word in option))
+    assert result.returncode == 0, result.stderr
+    assert "2 device(s) (2 stages x 1 replicas), micro-batch 8, 8 micro-batches per update" in result.stdout
+    losses = [float(loss) for loss in re.findall(r"epoch \d/2  loss ([\d.]+)", result.stdout)]
+    assert losses[1] < losses[0], "the loss must fall"
+
+
+@pytest.mark.slow
+def test_cifar10():
+    sizes = {"--samples": "96", "--epochs": "2", "--batch-size": "16", "--accumulate": "2"}
+    result = command("cifar10", "--no-compare", *(word for option in sizes.items() for word in option))
+    assert result.returncode == 0, result.stderr
+    assert "96 images of stand-in pictures, not CIFAR-10, 1 device(s), micro-batch 16, 2 micro" in result.stdout
+    assert re.search(r"test +loss [\d.]+  accuracy [\d.]+", result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (Options(ipus=3, stages=2), "--ipus 3 is not a multiple of the 2 stages.*Give 2, or 4 for two replicas"),
+        (Options(schedule="GPipe"), "--schedule GPipe is for a pipeline. Add --stages 2"),
+        (Options(stages=2, accumulate=3), "multiple of"),
+        (Options(stages=2, schedule="nonsense"), "nonsense"),
+        (Options(accumulate=8, steps_per_execution=12), "not a multiple of the 8 micro-batches.*Give 16"),
+    ],
+)
+def test_options_that_do_not_go_together(options, message):
+    with pytest.raises(ValueError, match=message):
+        options.check()
+
+
+@pytest.mark.parametrize(
+    ("options", "devices", "replicas", "micro_batches"),
+    [
+        (Options(), 1, 1, 1),
+        (Options(ipus=4), 4, 4, 1),
+        (Options(stages=2), 2, 1, 8),
+        (Options(ipus=4, stages=2), 4, 2, 8),
+    ],
+)
+def test_what_is_not_given_follows_from_the_stages(options, devices, replicas, micro_batches):
+    options.check()
+    assert (options.devices, options.replicas, options.micro_batches) == (devices, replicas, micro_batches)
 
 
 @pytest.mark.parametrize(

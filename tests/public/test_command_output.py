@@ -1,6 +1,7 @@
 """The `openipu` command where things are wrong: its environment, its terminal, the end of its pipe."""
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -56,6 +57,13 @@ def test_info_shows_what_is_wrong(tmp_path):
     assert shown["environment"].startswith("problem: '--nonsense' in TF_POPLAR_FLAGS is not a flag.")
     assert shown["cache folder"].endswith(f"problem: {tmp_path / 'file'} is not a folder")
     assert shown["XLA_FLAGS"] == "--xla_nonsense"
+
+
+def test_info_for_programs():
+    found = shell("$o info --json | cat", OPENIPU_CACHE="off")
+    assert found.returncode == 0, found.stderr
+    shown = json.loads(found.stdout)
+    assert (shown["OpenIPU"], shown["Keras backend"], shown["cache folder"]) == (openipu.__version__, "jax", "off")
 
 
 def test_info_without_devices(tmp_path):
@@ -201,3 +209,11 @@ def test_the_largest_tables_take_seconds(arguments):
 )
 def test_exit_codes(code, arguments):
     assert CliRunner().invoke(app, arguments).exit_code == code
+
+
+def test_huge_numbers_of_processes_are_refused(tmp_path):
+    script = tmp_path / "train.py"
+    script.touch()
+    for option in ("--num-instances", "--num-replicas", "--ipus-per-replica"):
+        result = CliRunner().invoke(app, ["launch", option, "1000000007", str(script)])
+        assert (result.exit_code, option in result.output) == (2, True)

@@ -6,8 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from . import options
 from .poprun import LaunchCommand
 from .terminal import mend_environment
+from .training import train_cifar10, train_mnist
 
 
 class _App(typer.Typer):
@@ -21,8 +23,8 @@ class _App(typer.Typer):
 app = _App(
     name="openipu",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_show_locals=False,
+    epilog="Exit codes: 0 done, 1 something failed or is left to do, 2 a wrong option or file, 130 ended with Ctrl-C.",
 )
 
 
@@ -35,7 +37,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def options(
+def common(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
     ] = False,
@@ -43,45 +45,28 @@ def options(
     """Keras models the IPU way: whole training loops compiled into one program."""
 
 
+app.command("mnist")(train_mnist)
+app.command("cifar10")(train_cifar10)
+
+
 # The functions are not named like their commands, because the modules that do the work have those names.
-@app.command("mnist")
-def train_mnist(
-    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over the training images.")] = 3,
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Images in one micro-batch.")] = 64,
-    steps_per_execution: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Steps in one launch of the compiled program.", show_default="one epoch"),
-    ] = None,
-    ipus: Annotated[int, typer.Option(min=1, metavar="N", help="Devices to train on, one replica on each.")] = 1,
-    compare: Annotated[bool, typer.Option(help="Measure plain Keras on this machine as well.")] = True,
-    samples: Annotated[
-        int | None,
-        typer.Option(min=1, max=60_000, metavar="N", help="Use only the first N images.", show_default="all"),
-    ] = None,
-    profile: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", file_okay=False, help="Write a report to this folder.")
-    ] = None,
-) -> None:
-    """Train the tutorial CNN on MNIST and compare its speed with plain Keras."""
-    from .terminal import fail, make_console
-
-    console = make_console()
-    with console.status("Loading Keras and JAX ..."):
-        from .mnist import Options, run
-    try:
-        run(Options(epochs, batch_size, steps_per_execution, ipus, compare, samples, profile), console)
-    except (ValueError, OSError) as error:  # a mistake of the user
-        fail(error, 2)
-
-
 @app.command("info")
-def show_info() -> None:
-    """Show versions, devices, options and folders, for example for a bug report."""
+def show_info(
+    as_json: Annotated[bool, typer.Option("--json", help="As a JSON object, for other programs.")] = False,
+) -> None:
+    """Show versions, devices, options and folders, for example for a bug report.
+
+    Examples:
+
+    openipu info
+
+    openipu info --json
+    """
     from .info import run
     from .terminal import fail
 
     try:
-        run()
+        run(as_json)
     except OSError as error:  # the output cannot be written
         fail(error, 1)
 
@@ -89,7 +74,10 @@ def show_info() -> None:
 @app.command("schedule")
 def show_schedule(
     name: Annotated[
-        str, typer.Argument(metavar="SCHEDULE", help="Grouped, Interleaved, Sequential, GPipe or OneFOneB.")
+        str,
+        typer.Argument(
+            metavar="SCHEDULE", help=f"{', '.join(options.SCHEDULES)}.", autocompletion=options.complete_schedule
+        ),
     ] = "Grouped",
     stages: Annotated[int, typer.Option(metavar="N", help="Stages in the pipeline.")] = 2,
     micro_batches: Annotated[int, typer.Option(metavar="N", help="Micro-batches in one update.")] = 8,
@@ -102,7 +90,16 @@ def show_schedule(
         Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write a picture to this file.")
     ] = None,
 ) -> None:
-    """Show which device does what, and when: the table of a pipeline schedule, its bubble and its memory."""
+    """Show which device does what, and when: the table of a pipeline schedule, its bubble and its memory.
+
+    Examples:
+
+    openipu schedule
+
+    openipu schedule OneFOneB --stages 4 --micro-batches 16 --svg schedule.svg
+
+    openipu schedule Interleaved --stages 4 --devices 0,1,1,0
+    """
     from .schedule import Options, run
     from .terminal import fail
 
@@ -204,7 +201,13 @@ def plan_splits(
     ] = None,
     stages: Annotated[int | None, typer.Option(min=1, metavar="N", help="Stages.", show_default="any")] = None,
     schedule: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Grouped, OneFOneB, GPipe, ...", show_default="the best")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Grouped, OneFOneB, GPipe, ...",
+            show_default="the best",
+            autocompletion=options.complete_schedule,
+        ),
     ] = None,
     effective_batch: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Samples in an update.", show_default="as in the script")
@@ -226,11 +229,11 @@ def plan_splits(
     console = make_console()
     with console.status("Loading Keras and JAX ..."):
         from .plan import Options, ScriptError, run
-    options = Options(
+    wanted = Options(
         script, tuple(arguments or ()), devices, memory, link, speed, stages, schedule, effective_batch, output
     )
     try:
-        run(options, console)
+        run(wanted, console)
     except ScriptError as error:  # Python's own words for it, as without this command
         traceback.print_exception(error.__cause__)
         raise typer.Exit(1) from error
@@ -277,13 +280,16 @@ def launch_instances(
         ),
     ],
     num_instances: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Processes to start.", show_default="one, or one per host")
+        int | None,
+        typer.Option(min=1, max=4096, metavar="N", help="Processes to start.", show_default="one, or one per host"),
     ] = None,
     num_replicas: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Replicas of all instances together.", show_default="one per instance"),
+        typer.Option(
+            min=1, max=65_536, metavar="N", help="Replicas of all instances together.", show_default="one per instance"
+        ),
     ] = None,
-    ipus_per_replica: Annotated[int, typer.Option(min=1, metavar="N", help="Devices of each replica.")] = 1,
+    ipus_per_replica: Annotated[int, typer.Option(min=1, max=4096, metavar="N", help="Devices of each replica.")] = 1,
     host: Annotated[
         str | None,
         typer.Option("--host", "--hosts", metavar="A,B", help="Start the processes on these hosts, through ssh."),
@@ -323,11 +329,11 @@ def launch_instances(
     from .launch import Options, run
     from .terminal import fail
 
-    options = Options(
+    wanted = Options(
         tuple(command), num_instances, num_replicas, ipus_per_replica, host, only_output_from_instance,
         executable_cache_path, max_restarts, timeout,
     )  # fmt: skip
     try:
-        run(options, context.obj)
+        run(wanted, context.obj)
     except (ValueError, OSError) as error:
         fail(error, 2)

@@ -6,10 +6,14 @@ traced; outside, TensorFlow's own are used.
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final
 
+import openipu.estimator
+from openipu.engine.estimator.hooks import in_hook
 from openipu.engine.estimator.model_trace import ModelFnTrace, get_global_step
 from openipu.engine.estimator.specs import TrainOp
 from openipu.engine.estimator.variable_ledger import current_ledger
@@ -18,6 +22,7 @@ from openipu.engine.types import Array
 import keras
 import tensorflow as tf
 
+from . import learning_rates
 from .native import Tensor, native
 from .native_nn import cross_entropy, sparse_cross_entropy
 from .replacements import Replacements
@@ -132,11 +137,6 @@ OTHER_OPTIMIZERS: Final = (
 
 
 def _rate(rate: Any) -> Any:
-    if isinstance(rate, Array | tf.Tensor):
-        raise NotImplementedError(
-            f"The learning rate of an optimizer is computed by the program ({where()}). Give a number, or a schedule "
-            "of `tf.keras.optimizers.schedules`."
-        )
     return float(rate) if isinstance(rate, int) else rate
 
 
@@ -152,10 +152,27 @@ def _optimizer(name: str, original: type) -> type:
                     f"`{name}` is not available in a model_fn ({where()}). Use an optimizer of `tf.keras.optimizers`, "
                     f"or one of {', '.join(OPTIMIZERS)}."
                 )
-            return make(*args, **kwargs)
+            return _with_rate(make, *args, **kwargs)
 
     Optimizer.__name__ = Optimizer.__qualname__ = name
     return Optimizer
+
+
+def _with_rate(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """An optimizer whose learning rate may be a value that model_fn computes, such as a decay of the global step."""
+    given = inspect.signature(make).bind(*args, **kwargs)
+    rate = given.arguments.get("learning_rate")
+    if not isinstance(rate, Array | tf.Tensor):
+        return make(*args, **kwargs)
+    if type(current_ledger()) is not ModelFnTrace:
+        raise NotImplementedError(
+            f"The learning rate of an optimizer is computed by the program ({where()}), which is not possible in a "
+            "pipeline. Give a number, or a schedule of `tf.keras.optimizers.schedules`."
+        )
+    given.arguments["learning_rate"] = 0.0
+    optimizer = make(*given.args, **given.kwargs)
+    optimizer.learning_rate = keras.ops.convert_to_tensor(rate)
+    return optimizer
 
 
 def _own_step(original: Callable[..., TrainOp]) -> Callable[..., TrainOp]:
@@ -171,11 +188,32 @@ def _own_step(original: Callable[..., TrainOp]) -> Callable[..., TrainOp]:
 
 
 def _step(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The global step: a value in model_fn, and in hooks the name by which `SessionRunArgs` asks for it."""
+
     def global_step(graph: Any = None) -> Any:
-        return original(graph) if current_ledger() is None else get_global_step()
+        if current_ledger() is not None:
+            return get_global_step()
+        return "global_step" if in_hook() else original(graph)
 
     return global_step
 
+
+def _trainable_variables(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What model_fn has made so far and can be trained, for example to sum up its weights."""
+
+    def trainable_variables(scope: str | None = None) -> Any:
+        ledger = current_ledger()
+        if ledger is None:
+            return original(scope)
+        made = [m.variable for m in ledger.made if m.kind == "weight" and m.variable.trainable]
+        return [v for v in made if scope is None or re.match(scope, v.path)]
+
+    return trainable_variables
+
+
+HOOKS: Final = (
+    "CheckpointSaverListener", "SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues",
+)  # fmt: skip
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
 
@@ -283,3 +321,7 @@ def install(replacements: Replacements) -> None:
     for name in METRICS:
         replacements.put(v1.metrics, name, _metric(name, getattr(v1.metrics, name)))
     replacements.put(v1, "layers", layers_module())
+    replacements.put(v1, "trainable_variables", _trainable_variables(v1.trainable_variables))
+    for name in HOOKS:
+        replacements.put(v1.train, name, getattr(openipu.estimator, name))
+    learning_rates.install(replacements)

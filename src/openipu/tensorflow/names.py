@@ -20,6 +20,7 @@ ALIASES: Final = {
     "tensorflow.python.ipu": "openipu",
     "tensorflow.ipu": "openipu",
     "tensorflow.estimator": "openipu.estimator",
+    "tensorflow.compat.v1.estimator": "openipu.estimator",
     "tensorflow.keras.ipu": "openipu.keras",
     "keras.ipu": "openipu.keras",
     "keras._tf_keras.keras.ipu": "openipu.keras",
