@@ -82,7 +82,7 @@ def check_openipu(words: list[str]) -> None:
     """Fail unless the command and its options exist."""
     group = typer.main.get_command(app)
     if words[0].startswith("-"):
-        assert words[0] in {"--help", "--version"}
+        assert words[0] in {option for parameter in group.params for option in parameter.opts} | {"--help"}
         return
     command = group.commands[words[0]]
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
