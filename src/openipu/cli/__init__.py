@@ -130,12 +130,13 @@ def run_script(
     """
     from openipu.run import run_script as run
 
-    from .terminal import fail
+    from .terminal import fail, make_console
 
     if not Path(script).is_file():
         fail(FileNotFoundError(f"There is no script {script}. Give the path of a Python file."), 2)
     try:
-        import openipu.tensorflow  # noqa: F401 - so that errors of the script itself keep their traceback
+        with make_console(stderr=True).status("Loading TensorFlow, Keras and JAX ..."):
+            import openipu.tensorflow  # noqa: F401 - so that errors of the script itself keep their traceback
     except ImportError as error:
         fail(error, 2)
     try:
