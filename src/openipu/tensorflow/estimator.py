@@ -164,11 +164,6 @@ def _with_rate(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     rate = given.arguments.get("learning_rate")
     if not isinstance(rate, Array | tf.Tensor):
         return make(*args, **kwargs)
-    if type(current_ledger()) is not ModelFnTrace:
-        raise NotImplementedError(
-            f"The learning rate of an optimizer is computed by the program ({where()}), which is not possible in a "
-            "pipeline. Give a number, or a schedule of `tf.keras.optimizers.schedules`."
-        )
     given.arguments["learning_rate"] = 0.0
     optimizer = make(*given.args, **given.kwargs)
     optimizer.learning_rate = keras.ops.convert_to_tensor(rate)

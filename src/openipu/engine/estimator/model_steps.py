@@ -27,7 +27,7 @@ import keras
 import numpy as np
 from jax.typing import ArrayLike
 
-from .model_trace import DiscoveredModel, ModelFnTrace, WholeModel, metrics_of
+from .model_trace import DiscoveredModel, ModelFnTrace, WholeModel, assigned_rates, metrics_of
 from .outbox import Mean, Outbox
 from .specs import ENGINE_MODE, IPUEstimatorSpec, check_metric_names, train_op_of
 
@@ -94,11 +94,7 @@ def train_forward(model: WholeModel, outbox: Outbox) -> Forward:
             op = train_op_of(spec)
             leaving = [tensors for _, tensors in trace.logs] + ([spec.host_call[1]] if spec.host_call else [])
             scaled = jnp.reshape(op.optimizer.scale_loss(jnp.asarray(op.loss)), ())
-            rates = {
-                position: trace.get_current_value(variable)
-                for position, variable in enumerate(op.optimizer.variables)
-                if variable.name == "learning_rate" and trace.changed([variable])
-            }
+            rates = assigned_rates(trace, op.optimizer)
             return scaled, spec.loss, model.after(trace, "non_trainable", state), leaving, rates
 
         scaled, value, non_trainable, leaving, rates = model.run(state, batch, results)

@@ -34,7 +34,7 @@ import keras
 import numpy as np
 
 from .model_steps import ModelProgram, infer_step, on_host, train_forward, train_outcome
-from .model_trace import WholeModel
+from .model_trace import WholeModel, rate_is_fixed
 from .outbox import Outbox
 from .specs import ENGINE_MODE
 
@@ -93,10 +93,7 @@ def _with_fixed_rate(forward: Forward) -> Forward:
     def checked(state: State, batch: Tree) -> tuple[Any, State, Tree]:
         loss, new, rates = forward(state, batch)
         if rates:
-            raise NotImplementedError(
-                "model_fn computes the learning rate in each step, which is not possible with `num_shards`. Give the "
-                "optimizer a schedule of `keras.optimizers.schedules`."
-            )
+            raise rate_is_fixed("with `num_shards`")
         return loss, new, ()
 
     return checked
