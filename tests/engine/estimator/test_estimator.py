@@ -220,7 +220,7 @@ def test_model_fn_computes_the_learning_rate(tmp_path, replicas):
     """As if the optimizer had a schedule."""
 
     def fn(features, labels, mode, params):
-        loss = cross_entropy(labels, keras.layers.Dense(3)(features))
+        loss = cross_entropy(labels, keras.layers.Dense(3)(keras.layers.Dense(4)(features)))
         decay = keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5)
         optimizer = keras.optimizers.SGD(0.1 if params["own"] else decay)
         if params["own"]:
@@ -232,7 +232,6 @@ def test_model_fn_computes_the_learning_rate(tmp_path, replicas):
         for own in (True, False)
     )
     assert_same_weights(own, scheduled)
-    assert own.get_variable_value("dense/kernel").std() > 0
 
 
 # --- data ------------------------------------------------------------------------------------------------------------

@@ -151,7 +151,8 @@ def test_tensors_and_metrics_of_shards(tmp_path):
 
 
 def test_a_learning_rate_of_each_step_is_refused(tmp_path):
-    def fn(features, labels, mode):
+    def fn(features, labels, mode, params):
+        del params
         loss, optimizer = cross_entropy(labels, plain(features)), adam()
         optimizer.learning_rate = 0.1 / (1 + get_global_step())
         return EstimatorSpec(mode, loss=loss, train_op=optimizer.minimize(loss))

@@ -123,8 +123,8 @@ def assigned_rates(trace: ModelFnTrace, optimizer: keras.optimizers.Optimizer) -
 def rate_is_fixed(where: str) -> NotImplementedError:
     """An error for programs in which the learning rate cannot be computed in each step."""
     return NotImplementedError(
-        f"model_fn computes the learning rate in each step, which is not possible {where}. Give the optimizer a number, "
-        "or a schedule of `keras.optimizers.schedules`."
+        f"model_fn computes the learning rate in each step, which is not possible {where}. Give the optimizer a "
+        "number, or a schedule of `keras.optimizers.schedules`."
     )
 
 
