@@ -112,6 +112,13 @@ def test_output_that_nobody_reads():
     assert found.stderr == "Error: [Errno 28] No space left on device\n"
 
 
+def test_a_diff_that_nobody_reads(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import tensorflow.keras as k\n")
+    found = shell('$o migrate "$script" | true; echo ${PIPESTATUS[0]}', script=str(script))
+    assert (found.stdout, found.stderr) == ("1\n", "")
+
+
 def test_info_that_nobody_reads():
     found = shell("$o info >&-; echo closed $?; $o info >/dev/full; echo full $?")
     assert found.stdout.split() == ["closed", "0", "full", "1"]
