@@ -109,9 +109,21 @@ def test_a_script_of_tensorflow_1_trains_as_its_keras_version_does(tmp_path: Pat
     np.testing.assert_allclose([values["rate"] for values in seen], [0.1 * 0.5 ** (n / 3) for n in (5, 11)], rtol=1e-5)
 
 
+def test_summaries_in_a_model_fn_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    def model_fn(features, labels, mode, params):
+        del params
+        loss = tf.reduce_mean(tf.compat.v1.layers.dense(features, 1) - labels)
+        tf.compat.v1.summary.scalar("loss", loss)
+        return tf.estimator.EstimatorSpec(mode, loss=loss)
+
+    with pytest.raises(NotImplementedError, match=r"`tf\.summary\.scalar` is not available.*IPULoggingTensorHook"):
+        trained(model_fn, tmp_path)
+
+
 def test_names_of_tensorflow_1() -> None:
     import tensorflow.compat.v1 as v1
 
+    assert v1 is tf.compat.v1, "TensorFlow has two modules of this name, and scripts import either"
     assert v1.estimator is ipu.estimator
     assert v1.train.SessionRunHook is ipu.estimator.SessionRunHook
     assert v1.train.get_global_step() is None, "outside of hooks and model functions, TensorFlow's own"

@@ -206,6 +206,27 @@ def _trainable_variables(original: Callable[..., Any]) -> Callable[..., Any]:
     return trainable_variables
 
 
+def _group(original: Callable[..., Any]) -> Callable[..., Any]:
+    def group(*inputs: Any, **kwargs: Any) -> Any:
+        return original(*inputs, **kwargs) if current_ledger() is None else openipu.estimator.group(*inputs)
+
+    return group
+
+
+def _summary(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def summary(*args: Any, **kwargs: Any) -> Any:
+        if current_ledger() is not None:
+            raise NotImplementedError(
+                f"`tf.summary.{name}` is not available in a model_fn ({where()}): a running program cannot write event "
+                "files. The loss is written anyway; log other tensors with `IPULoggingTensorHook`, or write them in a "
+                "`host_call`."
+            )
+        return original(*args, **kwargs)
+
+    return summary
+
+
+SUMMARIES: Final = ("audio", "histogram", "image", "scalar", "text")
 HOOKS: Final = (
     "CheckpointSaverListener", "SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues",
 )  # fmt: skip
@@ -317,6 +338,10 @@ def install(replacements: Replacements) -> None:
         replacements.put(v1.metrics, name, _metric(name, getattr(v1.metrics, name)))
     replacements.put(v1, "layers", layers_module())
     replacements.put(v1, "trainable_variables", _trainable_variables(v1.trainable_variables))
+    for module in (tf, v1):
+        replacements.put(module, "group", _group(module.group))
+        for name in SUMMARIES:
+            replacements.put(module.summary, name, _summary(name, getattr(module.summary, name)))
     for name in HOOKS:
         replacements.put(v1.train, name, getattr(openipu.estimator, name))
     learning_rates.install(replacements)
