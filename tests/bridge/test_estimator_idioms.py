@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,18 @@ def test_summaries_in_a_model_fn_are_refused_with_the_remedy(tmp_path: Path) -> 
 
     with pytest.raises(NotImplementedError, match=r"`tf\.summary\.scalar` is not available.*IPULoggingTensorHook"):
         trained(model_fn, tmp_path)
+
+
+def test_verbosity_is_that_of_our_logger_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, before = logging.getLogger("openipu"), tf.compat.v1.logging.get_verbosity()
+    monkeypatch.setattr(log, "level", log.level)
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(log, "propagate", False)
+    tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.INFO)
+    tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.INFO)
+    assert log.level == logging.INFO
+    assert log.handlers == tf.get_logger().handlers
+    tf.compat.v1.logging.set_verbosity(before)
 
 
 def test_names_of_tensorflow_1() -> None:

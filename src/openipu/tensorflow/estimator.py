@@ -7,6 +7,7 @@ traced; outside, TensorFlow's own are used.
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -226,6 +227,20 @@ def _summary(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     return summary
 
 
+def _verbosity(original: Callable[..., None]) -> Callable[..., None]:
+    """Show loss and speed, which the logger `openipu` gets here, where scripts ask TensorFlow's to show them."""
+
+    def set_verbosity(v: int | str) -> None:
+        original(v)
+        log = logging.getLogger("openipu")
+        log.setLevel(v)
+        if not log.hasHandlers():
+            for handler in tf.get_logger().handlers:
+                log.addHandler(handler)
+
+    return set_verbosity
+
+
 SUMMARIES: Final = ("audio", "histogram", "image", "scalar", "text")
 HOOKS: Final = (
     "CheckpointSaverListener", "SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues",
@@ -338,6 +353,7 @@ def install(replacements: Replacements) -> None:
         replacements.put(v1.metrics, name, _metric(name, getattr(v1.metrics, name)))
     replacements.put(v1, "layers", layers_module())
     replacements.put(v1, "trainable_variables", _trainable_variables(v1.trainable_variables))
+    replacements.put(v1.logging, "set_verbosity", _verbosity(v1.logging.set_verbosity))
     for module in (tf, v1):
         replacements.put(module, "group", _group(module.group))
         for name in SUMMARIES:
