@@ -235,7 +235,8 @@ _calls = threading.local()
 
 def in_hook() -> bool:
     """Whether a hook is being called in this thread."""
-    return getattr(_calls, "hook", False)
+    hook: bool = getattr(_calls, "hook", False)
+    return hook
 
 
 @contextlib.contextmanager
