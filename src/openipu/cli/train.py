@@ -183,13 +183,17 @@ def mnist_cnn() -> keras.Model:
 
 
 def cifar10_cnn() -> keras.Model:
-    """Two blocks of convolutions with pooling and dropout, two dense layers."""
-    inputs = x = keras.Input((32, 32, 3))
-    for filters in (32, 64):
-        x = keras.layers.Conv2D(filters, 3, padding="same", activation="relu")(x)
-        x = keras.layers.Conv2D(filters, 3, activation="relu")(x)
-        x = keras.layers.MaxPooling2D(2)(x)
-        x = keras.layers.Dropout(0.25)(x)
+    """The network of `examples/cifar10`: five convolutions, two dense layers."""
+    inputs = keras.Input((32, 32, 3))
+    x = keras.layers.Conv2D(32, 3, padding="same", activation="relu")(inputs)
+    x = keras.layers.Conv2D(32, 3, activation="relu")(x)
+    x = keras.layers.Conv2D(32, 3)(x)
+    x = keras.layers.MaxPooling2D(2)(x)
+    x = keras.layers.Dropout(0.25)(x)
+    x = keras.layers.Conv2D(64, 3, padding="same", activation="relu")(x)
+    x = keras.layers.Conv2D(64, 3, activation="relu")(x)
+    x = keras.layers.MaxPooling2D(2)(x)
+    x = keras.layers.Dropout(0.25)(x)
     x = keras.layers.Flatten()(x)
     x = keras.layers.Dense(512, activation="relu")(x)
     x = keras.layers.Dropout(0.5)(x)
