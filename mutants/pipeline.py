@@ -264,8 +264,8 @@ ESTIMATORS = [
     mutant(
         "steps-are-not-counted",
         "engine/estimator/model_steps.py",
-        "return new._replace(non_trainable=[step + 1, *rest]), gradients, results",
-        "return new._replace(non_trainable=[step, *rest]), gradients, results",
+        "return new._replace(non_trainable=[step + 1, *rest], optimizer=optimizer), gradients, ()",
+        "return new._replace(non_trainable=[step, *rest], optimizer=optimizer), gradients, ()",
         f"{ESTIMATOR}::test_model_fn_sees_the_number_of_every_step",
     ),
     mutant(

@@ -41,6 +41,8 @@ x_train, x_test = mnist.x_train.astype("float32") / 255, mnist.x_test.astype("fl
 # | `tf.train.AdamOptimizer(1e-3).minimize(loss, global_step)` | `keras.optimizers.Adam(1e-3).minimize(loss)`: the estimator counts the steps |
 # | `tf.metrics.accuracy(labels, predictions)` | `(keras.metrics.SparseCategoricalAccuracy(), labels, logits)` |
 # | `tf.train.get_global_step()` | `openipu.estimator.get_global_step()` |
+# | `tf.train.exponential_decay(0.1, global_step, 1000, 0.9)` as the learning rate | `keras.optimizers.schedules.ExponentialDecay(0.1, 1000, 0.9)`: it counts updates |
+# | `tf.trainable_variables()` | the weights of your layers: `layer.kernel` |
 # | `training=mode == ModeKeys.TRAIN` | not needed: layers know the mode |
 
 

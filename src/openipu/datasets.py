@@ -5,7 +5,7 @@ They come from the first of these that is available:
 1. `mnist.npz` / `cifar10.npz` (keys x_train, y_train, x_test, y_test) in the folder named by the environment variable
    OPENIPU_DATA;
 2. `keras.datasets`: its cache, or else a download, which gives up quickly if there is no network;
-3. stand-in data drawn by OpenIPU, with the shapes, types and sizes of the real dataset, and a loud warning.
+3. stand-in data drawn by OpenIPU, with the shapes, types and sizes of the real dataset, and a warning.
 
 OPENIPU_DATA=stand-in goes straight to the stand-in data.
 """
@@ -176,7 +176,7 @@ def _cut(spec: _Spec, arrays: tuple[Array, ...], wanted: tuple[int, int], source
 def _from_keras(spec: _Spec) -> tuple[Array, ...]:
     home = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
     if not (home / "datasets" / spec.cached).exists() and not _answers(spec.url):
-        raise ConnectionError("it is not on this machine, and its server did not answer")
+        raise ConnectionError("its server did not answer")
     import keras
 
     with _socket_timeout(_READ_SECONDS):
@@ -216,12 +216,9 @@ def _socket_timeout(seconds: float) -> Iterator[None]:
 
 def _draw(spec: _Spec, wanted: tuple[int, int], reason: str) -> Dataset:
     message = (
-        f"STAND-IN DATA: these images are drawn by OpenIPU; they are not {spec.name} ({reason}). Accuracies say "
-        f"nothing about the real dataset. Put {spec.name}.npz into a folder and set OPENIPU_DATA to that folder."
+        f"STAND-IN DATA, not {spec.name} ({reason}): accuracies mean nothing. For the real one, set OPENIPU_DATA to a "
+        f"folder with {spec.name}.npz."
     )
-    from rich.console import Console
-
-    Console(stderr=True, soft_wrap=True).print(message, style="bold yellow", highlight=False, markup=False)
     warnings.warn(message, StandInDataWarning, stacklevel=4)
     train, test = spec.draw("train", wanted[0]), spec.draw("test", wanted[1])
     return Dataset(spec.name, *train, *test, "stand-in")

@@ -35,6 +35,12 @@ def test_links_lead_somewhere(page):
             assert anchor in prose.anchors(target), f"{prose.name(target)} has no heading for {link}"
 
 
+@pytest.mark.parametrize("page", [page for page in prose.PAGES if page.parent.name != "results"], ids=prose.name)
+def test_pages_begin_with_their_heading(page):
+    """An edit that missed its place has left rows of a table above it more than once."""
+    assert prose.text(page).lstrip().startswith("# ")
+
+
 @by_page
 def test_paths_exist(page):
     for token in prose.inline(page, "code_inline"):
@@ -76,7 +82,7 @@ def check_openipu(words: list[str]) -> None:
     """Fail unless the command and its options exist."""
     group = typer.main.get_command(app)
     if words[0].startswith("-"):
-        assert words[0] in {"--help", "--version"}
+        assert words[0] in {option for parameter in group.params for option in parameter.opts} | {"--help"}
         return
     command = group.commands[words[0]]
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}

@@ -230,6 +230,8 @@ LINES = {
     "tf.compat.v1.metrics.accuracy(labels, predictions = (p))": "(keras.metrics.Accuracy(), labels, (p))",
     "tf.compat.v1.metrics.mean(values=x)": "(keras.metrics.Mean(), x)",
     "tf.compat.v1.train.MomentumOptimizer(0.1, momentum=0.9)": "keras.optimizers.SGD(0.1, momentum=0.9)",
+    "tf.compat.v1.glorot_uniform_initializer()": "keras.initializers.GlorotUniform()",
+    "tf.compat.v1.zeros_initializer()": "keras.initializers.Zeros()",
     "tf.random.set_seed(1)": "keras.utils.set_random_seed(1)",
     "tf.zeros_initializer()": "keras.initializers.Zeros()",
     "tf.random_normal_initializer(stddev=1.0)": "keras.initializers.RandomNormal(stddev=1.0)",

@@ -75,6 +75,7 @@ def test_mnist_trains_reports_and_compares():
     assert result.returncode == 0, result.stderr
     assert "stand-in digits, not MNIST" in result.stdout
     assert "STAND-IN DATA" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
     assert "76 steps per epoch, 76 steps per execution" in result.stdout
     epochs = re.findall(r"epoch (\d)/2  loss ([\d.]+)  accuracy ([\d.]+)  ([\d,]+) µs/step", result.stdout)
     assert [epoch[0] for epoch in epochs] == ["1", "2"]

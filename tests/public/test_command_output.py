@@ -1,6 +1,7 @@
 """The `openipu` command where things are wrong: its environment, its terminal, the end of its pipe."""
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -58,6 +59,13 @@ def test_info_shows_what_is_wrong(tmp_path):
     assert shown["XLA_FLAGS"] == "--xla_nonsense"
 
 
+def test_info_for_programs():
+    found = shell("$o info --json | cat", OPENIPU_CACHE="off")
+    assert found.returncode == 0, found.stderr
+    shown = json.loads(found.stdout)
+    assert (shown["OpenIPU"], shown["Keras backend"], shown["cache folder"]) == (openipu.__version__, "jax", "off")
+
+
 def test_info_without_devices(tmp_path):
     tmp_path.chmod(0o777)
     found = shell("$o info", JAX_PLATFORMS="nonsense", OPENIPU_CACHE=str(tmp_path), POPLAR_ENGINE_OPTIONS="[]")
@@ -102,6 +110,13 @@ def test_output_that_nobody_reads():
     )
     assert found.stdout.split() == ["tick", "closed", "0", "full", "2"]
     assert found.stderr == "Error: [Errno 28] No space left on device\n"
+
+
+def test_a_diff_that_nobody_reads(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import tensorflow.keras as k\n")
+    found = shell('$o migrate "$script" | true; echo ${PIPESTATUS[0]}', script=str(script))
+    assert (found.stdout, found.stderr) == ("1\n", "")
 
 
 def test_info_that_nobody_reads():
@@ -201,3 +216,11 @@ def test_the_largest_tables_take_seconds(arguments):
 )
 def test_exit_codes(code, arguments):
     assert CliRunner().invoke(app, arguments).exit_code == code
+
+
+def test_huge_numbers_of_processes_are_refused(tmp_path):
+    script = tmp_path / "train.py"
+    script.touch()
+    for option in ("--num-instances", "--num-replicas", "--ipus-per-replica"):
+        result = CliRunner().invoke(app, ["launch", option, "1000000007", str(script)])
+        assert (result.exit_code, option in result.output) == (2, True)

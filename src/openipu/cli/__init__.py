@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from . import options
 from .poprun import LaunchCommand
 from .terminal import mend_environment
 from .train import train_cifar10, train_mnist
@@ -22,8 +23,8 @@ class _App(typer.Typer):
 app = _App(
     name="openipu",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_show_locals=False,
+    epilog="Exit codes: 0 done, 1 something failed or is left to do, 2 a wrong option or file, 130 ended with Ctrl-C.",
 )
 
 
@@ -36,7 +37,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def main(
+def common(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
     ] = False,
@@ -50,13 +51,22 @@ app.command("cifar10")(train_cifar10)
 
 # The functions are not named like their commands, because the modules that do the work have those names.
 @app.command("info")
-def show_info() -> None:
-    """Show versions, devices, options and folders, for example for a bug report."""
+def show_info(
+    as_json: Annotated[bool, typer.Option("--json", help="As a JSON object, for other programs.")] = False,
+) -> None:
+    """Show versions, devices, options and folders, for example for a bug report.
+
+    Examples:
+
+    openipu info
+
+    openipu info --json
+    """
     from .info import run
     from .terminal import fail
 
     try:
-        run()
+        run(as_json)
     except OSError as error:  # the output cannot be written
         fail(error, 1)
 
@@ -64,7 +74,10 @@ def show_info() -> None:
 @app.command("schedule")
 def show_schedule(
     name: Annotated[
-        str, typer.Argument(metavar="SCHEDULE", help="Grouped, Interleaved, Sequential, GPipe or OneFOneB.")
+        str,
+        typer.Argument(
+            metavar="SCHEDULE", help=f"{', '.join(options.SCHEDULES)}.", autocompletion=options.complete_schedule
+        ),
     ] = "Grouped",
     stages: Annotated[int, typer.Option(metavar="N", help="Stages in the pipeline.")] = 2,
     micro_batches: Annotated[int, typer.Option(metavar="N", help="Micro-batches in one update.")] = 8,
@@ -77,7 +90,16 @@ def show_schedule(
         Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write a picture to this file.")
     ] = None,
 ) -> None:
-    """Show which device does what, and when: the table of a pipeline schedule, its bubble and its memory."""
+    """Show which device does what, and when: the table of a pipeline schedule, its bubble and its memory.
+
+    Examples:
+
+    openipu schedule
+
+    openipu schedule OneFOneB --stages 4 --micro-batches 16 --svg schedule.svg
+
+    openipu schedule Interleaved --stages 4 --devices 0,1,1,0
+    """
     from .schedule import Options, run
     from .terminal import fail
 
@@ -108,12 +130,13 @@ def run_script(
     """
     from openipu.run import run_script as run
 
-    from .terminal import fail
+    from .terminal import fail, make_console
 
     if not Path(script).is_file():
         fail(FileNotFoundError(f"There is no script {script}. Give the path of a Python file."), 2)
     try:
-        import openipu.tensorflow  # noqa: F401 - so that errors of the script itself keep their traceback
+        with make_console(stderr=True).status("Loading TensorFlow, Keras and JAX ..."):
+            import openipu.tensorflow  # noqa: F401 - so that errors of the script itself keep their traceback
     except ImportError as error:
         fail(error, 2)
     try:
@@ -179,7 +202,13 @@ def plan_splits(
     ] = None,
     stages: Annotated[int | None, typer.Option(min=1, metavar="N", help="Stages.", show_default="any")] = None,
     schedule: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Grouped, OneFOneB, GPipe, ...", show_default="the best")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Grouped, OneFOneB, GPipe, ...",
+            show_default="the best",
+            autocompletion=options.complete_schedule,
+        ),
     ] = None,
     effective_batch: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Samples in an update.", show_default="as in the script")
@@ -201,11 +230,11 @@ def plan_splits(
     console = make_console()
     with console.status("Loading Keras and JAX ..."):
         from .plan import Options, ScriptError, run
-    options = Options(
+    wanted = Options(
         script, tuple(arguments or ()), devices, memory, link, speed, stages, schedule, effective_batch, output
     )
     try:
-        run(options, console)
+        run(wanted, console)
     except ScriptError as error:  # Python's own words for it, as without this command
         traceback.print_exception(error.__cause__)
         raise typer.Exit(1) from error
@@ -252,13 +281,16 @@ def launch_instances(
         ),
     ],
     num_instances: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Processes to start.", show_default="one, or one per host")
+        int | None,
+        typer.Option(min=1, max=4096, metavar="N", help="Processes to start.", show_default="one, or one per host"),
     ] = None,
     num_replicas: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Replicas of all instances together.", show_default="one per instance"),
+        typer.Option(
+            min=1, max=65_536, metavar="N", help="Replicas of all instances together.", show_default="one per instance"
+        ),
     ] = None,
-    ipus_per_replica: Annotated[int, typer.Option(min=1, metavar="N", help="Devices of each replica.")] = 1,
+    ipus_per_replica: Annotated[int, typer.Option(min=1, max=4096, metavar="N", help="Devices of each replica.")] = 1,
     host: Annotated[
         str | None,
         typer.Option("--host", "--hosts", metavar="A,B", help="Start the processes on these hosts, through ssh."),
@@ -298,11 +330,11 @@ def launch_instances(
     from .launch import Options, run
     from .terminal import fail
 
-    options = Options(
+    wanted = Options(
         tuple(command), num_instances, num_replicas, ipus_per_replica, host, only_output_from_instance,
         executable_cache_path, max_restarts, timeout,
     )  # fmt: skip
     try:
-        run(options, context.obj)
+        run(wanted, context.obj)
     except (ValueError, OSError) as error:
         fail(error, 2)

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from .options import Options
+from .terminal import make_console
 
 _COMPARED_STEPS: Final = 48
 
@@ -54,10 +55,7 @@ def run_unprofiled(demo: Demo, options: Options, console: Console) -> None:
     strategy = configure(options.devices)
     with strategy.scope():
         model = split(demo.model(), options)
-    with warnings.catch_warnings():
-        # The message on stderr is enough here.
-        warnings.simplefilter("ignore", StandInDataWarning)
-        loaded = demo.load(options.samples, options.samples and min(options.samples, 10_000))
+    loaded = load(demo, options)
     x_train, y_train = demo.prepare(loaded.x_train, loaded.y_train)
     x_test, y_test = demo.prepare(loaded.x_test, loaded.y_test)
     steps = -(-len(x_train) // options.batch_size)
@@ -77,6 +75,16 @@ def run_unprofiled(demo: Demo, options: Options, console: Console) -> None:
     )
     if options.compare:
         compare(demo, ours, x_train, y_train, options, console)
+
+
+def load(demo: Demo, options: Options) -> Dataset:
+    """The images. If they are not the real ones, one line says so."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", StandInDataWarning)
+        loaded = demo.load(options.samples, options.samples and min(options.samples, 10_000))
+    for warning in caught:
+        make_console(stderr=True).print(str(warning.message), style="bold yellow", markup=False, soft_wrap=True)
+    return loaded
 
 
 def configure(devices: int) -> ipu.ipu_strategy.IPUStrategy:

@@ -1,4 +1,7 @@
-"""The options of the commands that train a network: `openipu mnist` and `openipu cifar10`."""
+"""The options of the commands that train a network: `openipu mnist` and `openipu cifar10`.
+
+Limits are far above what is useful: they stop a slip of the finger at once.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,11 +9,21 @@ from typing import Annotated
 
 import typer
 
-Epochs = Annotated[int, typer.Option(min=1, metavar="N", help="Passes over the training images.")]
-BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Images in one micro-batch.")]
+SCHEDULES = ("Grouped", "Interleaved", "Sequential", "GPipe", "OneFOneB")
+
+
+def complete_schedule(incomplete: str) -> list[str]:
+    """The schedules whose names begin so, for the completion of shells."""
+    return [name for name in SCHEDULES if name.lower().startswith(incomplete.lower())]
+
+
+Epochs = Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="Passes over the training images.")]
+BatchSize = Annotated[int, typer.Option(min=1, max=60_000, metavar="N", help="Images in one micro-batch.")]
 StepsPerExecution = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Steps in one launch of the compiled program.", show_default="one epoch"),
+    typer.Option(
+        min=1, max=1_000_000, metavar="N", help="Steps in one launch of the compiled program.", show_default="one epoch"
+    ),
 ]
 Ipus = Annotated[
     int | None,
@@ -21,7 +34,9 @@ Ipus = Annotated[
 Stages = Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Cut the network into a pipeline of N stages.")]
 Schedule = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Grouped, Interleaved, Sequential, GPipe or OneFOneB.", show_default="Grouped"),
+    typer.Option(
+        metavar="NAME", help=f"{', '.join(SCHEDULES)}.", show_default="Grouped", autocompletion=complete_schedule
+    ),
 ]
 Accumulation = Annotated[
     int | None,

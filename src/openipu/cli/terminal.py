@@ -42,6 +42,9 @@ def fail(error: Exception, code: int) -> NoReturn:
     import typer
     from rich.markup import escape
 
+    if isinstance(error, BrokenPipeError):  # whoever read the output has seen enough
+        _forget_output()
+        raise typer.Exit(1) from error
     # Lists in square brackets are part of the message.
     make_console(stderr=True).print(f"[bold red]Error:[/] {escape(str(error))}", soft_wrap=True)
     _forget_output()

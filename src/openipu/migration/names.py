@@ -36,9 +36,17 @@ _MOVES: Final = (
     (r"keras\.losses\.Reduction\.SUM$", '"sum"'),
     (r"keras\.losses\.Reduction\.NONE$", '"none"'),
     (r"tensorflow\.random\.set_seed$", "keras.utils.set_random_seed"),
-    (r"tensorflow\.(zeros|ones|constant)_initializer$", lambda found: f"keras.initializers.{found[1].title()}"),
+    (
+        r"tensorflow(?:\.compat\.v1)?\.(zeros|ones|constant)_initializer$",
+        lambda found: f"keras.initializers.{found[1].title()}",
+    ),
     (r"tensorflow\.random_(normal|uniform)_initializer$", lambda found: f"keras.initializers.Random{found[1].title()}"),
+    (
+        r"tensorflow\.compat\.v1\.glorot_(normal|uniform)_initializer$",
+        lambda f: f"keras.initializers.Glorot{f[1].title()}",
+    ),
     (r"tensorflow\.compat\.v1\.train\.(?:GradientDescent|Momentum)Optimizer$", "keras.optimizers.SGD"),
+    (r"tensorflow\.compat\.v1\.train\.(SessionRun\w+|CheckpointSaverListener)$", r"openipu.estimator.\1"),
 )
 """Names that moved or were renamed, after the prefixes."""
 

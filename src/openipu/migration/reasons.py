@@ -30,6 +30,8 @@ _WITHOUT_SUCCESSOR: Final = {
 }
 """By the name that it would have here. The first that fits counts."""
 
+_ACTIVATIONS: Final = "relu6?|elu|selu|sigmoid|tanh|softmax|log_softmax|softplus|softsign|l2_loss"
+"""What `tf.compat.v1.nn` has in common with `tf.nn`."""
 _TENSORFLOW: Final = {
     r"GradientTape$": (
         "gradients are those of a function here: ipu.training.minimize(optimizer, loss_fn, variables), or "
@@ -45,7 +47,19 @@ _TENSORFLOW: Final = {
     ),
     r"compat\.v1\.train\.\w*Optimizer$": "its defaults differ from Keras'; choose one of keras.optimizers",
     r"(?:compat\.v1\.)?train\.get_(?:or_create_)?global_step$": "use ipu.estimator.get_global_step",
-    r"compat\.v1\.(?:layers|nn|losses|train|summary|get_variable|variable_scope)\b": (
+    r"compat\.v1\.layers\.": "make a layer and call it: keras.layers.Dense(64)(x) instead of tf.layers.dense(x, 64)",
+    r"compat\.v1\.losses\.": (
+        "take the mean of one of keras.losses: keras.ops.mean(keras.losses.sparse_categorical_crossentropy(labels, "
+        "logits, from_logits=True))"
+    ),
+    r"compat\.v1\.train\.(?:\w+_decay|piecewise_constant)$": (
+        "give the optimizer a schedule of keras.optimizers.schedules; it counts updates by itself"
+    ),
+    r"compat\.v1\.(?:variable|name)_scope$": "leave it out: Keras names variables after their layers",
+    r"compat\.v1\.trainable_variables$": "take the weights of your layers: layer.kernel",
+    r"compat\.v1\.logging\b": "use Python's logging: logging.getLogger('openipu').setLevel(logging.INFO)",
+    r"(?:compat\.v1\.)?group$": "in a model_fn, use ipu.estimator.group",
+    rf"compat\.v1\.nn\.(?!(?:{_ACTIVATIONS})$)|compat\.v1\.(?:train|summary|get_variable)\b": (
         "it belongs to TensorFlow 1; write it with Keras"
     ),
     r"distribute\.": "strategies are in ipu.ipu_strategy and ipu.distributed, collectives in ipu.ops",
@@ -65,6 +79,8 @@ _IN_MODEL_CODE: Final = {
     r"random\.|nn\.dropout$": "random numbers come from keras.random, with a keras.random.SeedGenerator",
     r"range$": "loops are ipu.loops.repeat, or `range` if they are short; as an array it is keras.ops.arange",
     r"summary\.": "write summaries on the host, from a callback or from an outfeed",
+    r"(?:compat\.v1\.)?(?:math\.)?add_n$": "add them up with Python's sum",
+    r"(?:compat\.v1\.)?nn\.l2_loss$": "write keras.ops.sum(keras.ops.square(x)) / 2",
     r"TensorShape$": "shapes are tuples in Keras 3",
     r"image\.": "keras.ops.image has most of these functions, with other arguments",
     r"nn\.(?:\w*conv|\w*pool)": "keras.ops.conv, average_pool and max_pool have other arguments",

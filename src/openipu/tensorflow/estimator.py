@@ -6,10 +6,15 @@ traced; outside, TensorFlow's own are used.
 
 from __future__ import annotations
 
+import inspect
+import logging
+import re
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final
 
+import openipu.estimator
+from openipu.engine.estimator.hooks import in_hook
 from openipu.engine.estimator.model_trace import ModelFnTrace, get_global_step
 from openipu.engine.estimator.specs import TrainOp
 from openipu.engine.estimator.variable_ledger import current_ledger
@@ -18,6 +23,7 @@ from openipu.engine.types import Array
 import keras
 import tensorflow as tf
 
+from . import learning_rates
 from .native import Tensor, native
 from .native_nn import cross_entropy, sparse_cross_entropy
 from .replacements import Replacements
@@ -132,11 +138,6 @@ OTHER_OPTIMIZERS: Final = (
 
 
 def _rate(rate: Any) -> Any:
-    if isinstance(rate, Array | tf.Tensor):
-        raise NotImplementedError(
-            f"The learning rate of an optimizer is computed by the program ({where()}). Give a number, or a schedule "
-            "of `tf.keras.optimizers.schedules`."
-        )
     return float(rate) if isinstance(rate, int) else rate
 
 
@@ -152,10 +153,22 @@ def _optimizer(name: str, original: type) -> type:
                     f"`{name}` is not available in a model_fn ({where()}). Use an optimizer of `tf.keras.optimizers`, "
                     f"or one of {', '.join(OPTIMIZERS)}."
                 )
-            return make(*args, **kwargs)
+            return _with_rate(make, *args, **kwargs)
 
     Optimizer.__name__ = Optimizer.__qualname__ = name
     return Optimizer
+
+
+def _with_rate(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """An optimizer whose learning rate may be a value that model_fn computes, such as a decay of the global step."""
+    given = inspect.signature(make).bind(*args, **kwargs)
+    rate = given.arguments.get("learning_rate")
+    if not isinstance(rate, Array | tf.Tensor):
+        return make(*args, **kwargs)
+    given.arguments["learning_rate"] = 0.0
+    optimizer = make(*given.args, **given.kwargs)
+    optimizer.learning_rate = keras.ops.convert_to_tensor(rate)
+    return optimizer
 
 
 def _own_step(original: Callable[..., TrainOp]) -> Callable[..., TrainOp]:
@@ -171,11 +184,67 @@ def _own_step(original: Callable[..., TrainOp]) -> Callable[..., TrainOp]:
 
 
 def _step(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The global step: a value in model_fn, and in hooks the name by which `SessionRunArgs` asks for it."""
+
     def global_step(graph: Any = None) -> Any:
-        return original(graph) if current_ledger() is None else get_global_step()
+        if current_ledger() is not None:
+            return get_global_step()
+        return "global_step" if in_hook() else original(graph)
 
     return global_step
 
+
+def _trainable_variables(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What model_fn has made so far and can be trained, for example to sum up its weights."""
+
+    def trainable_variables(scope: str | None = None) -> Any:
+        ledger = current_ledger()
+        if ledger is None:
+            return original(scope)
+        made = [m.variable for m in ledger.made if m.kind == "weight" and m.variable.trainable]
+        return [v for v in made if scope is None or re.match(scope, v.path)]
+
+    return trainable_variables
+
+
+def _group(original: Callable[..., Any]) -> Callable[..., Any]:
+    def group(*inputs: Any, **kwargs: Any) -> Any:
+        return original(*inputs, **kwargs) if current_ledger() is None else openipu.estimator.group(*inputs)
+
+    return group
+
+
+def _summary(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def summary(*args: Any, **kwargs: Any) -> Any:
+        if current_ledger() is not None:
+            raise NotImplementedError(
+                f"`tf.summary.{name}` is not available in a model_fn ({where()}): a running program cannot write event "
+                "files. The loss is written anyway; log other tensors with `IPULoggingTensorHook`, or write them in a "
+                "`host_call`."
+            )
+        return original(*args, **kwargs)
+
+    return summary
+
+
+def _verbosity(original: Callable[..., None]) -> Callable[..., None]:
+    """Show loss and speed, which the logger `openipu` gets here, where scripts ask TensorFlow's to show them."""
+
+    def set_verbosity(v: int | str) -> None:
+        original(v)
+        log = logging.getLogger("openipu")
+        log.setLevel(v)
+        if not log.hasHandlers():
+            for handler in tf.get_logger().handlers:
+                log.addHandler(handler)
+
+    return set_verbosity
+
+
+SUMMARIES: Final = ("audio", "histogram", "image", "scalar", "text")
+HOOKS: Final = (
+    "CheckpointSaverListener", "SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues",
+)  # fmt: skip
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
 
@@ -283,3 +352,12 @@ def install(replacements: Replacements) -> None:
     for name in METRICS:
         replacements.put(v1.metrics, name, _metric(name, getattr(v1.metrics, name)))
     replacements.put(v1, "layers", layers_module())
+    replacements.put(v1, "trainable_variables", _trainable_variables(v1.trainable_variables))
+    replacements.put(v1.logging, "set_verbosity", _verbosity(v1.logging.set_verbosity))
+    for module in (tf, v1):
+        replacements.put(module, "group", _group(module.group))
+        for name in SUMMARIES:
+            replacements.put(module.summary, name, _summary(name, getattr(module.summary, name)))
+    for name in HOOKS:
+        replacements.put(v1.train, name, getattr(openipu.estimator, name))
+    learning_rates.install(replacements)

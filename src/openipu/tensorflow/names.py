@@ -20,6 +20,7 @@ ALIASES: Final = {
     "tensorflow.python.ipu": "openipu",
     "tensorflow.ipu": "openipu",
     "tensorflow.estimator": "openipu.estimator",
+    "tensorflow.compat.v1.estimator": "openipu.estimator",
     "tensorflow.keras.ipu": "openipu.keras",
     "keras.ipu": "openipu.keras",
     "keras._tf_keras.keras.ipu": "openipu.keras",
@@ -99,7 +100,11 @@ def _package(name: str) -> ModuleType:
 
 
 def install(replacements: Replacements) -> None:
-    """Answer for the names of the original, and put them where scripts reach them as attributes."""
+    """Answer for the names of the original, and put them where scripts reach them as attributes.
+
+    `import tensorflow.compat.v1` makes a second copy of what `tensorflow.compat.v1` was until then, and puts it in that
+    place. This happens here, before anything in it is replaced, so that scripts find the same one both ways.
+    """
     finder = Finder()
     replacements.put(sys, "meta_path", [finder, *sys.meta_path])
     for alias in (*ALIASES, OPTIMIZERS):

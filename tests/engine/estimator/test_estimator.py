@@ -214,6 +214,26 @@ def test_keras_models_and_losses_inside_model_fn(tmp_path):
     assert result["loss"] == pytest.approx(float(plain) + result["penalty"], abs=0.3)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_model_fn_computes_the_learning_rate(tmp_path, replicas):
+    """As if the optimizer had a schedule."""
+
+    def fn(features, labels, mode, params):
+        loss = cross_entropy(labels, keras.layers.Dense(3)(keras.layers.Dense(4)(features)))
+        decay = keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5)
+        optimizer = keras.optimizers.SGD(0.1 if params["own"] else decay)
+        if params["own"]:
+            optimizer.learning_rate = decay(get_global_step())
+        return EstimatorSpec(mode, loss=loss, train_op=ipu.optimizers.CrossReplicaOptimizer(optimizer).minimize(loss))
+
+    own, scheduled = (
+        IPUEstimator(fn, tmp_path / str(own), run_config(replicas), {"own": own}).train(looped(), steps=8)
+        for own in (True, False)
+    )
+    assert_same_weights(own, scheduled)
+
+
 # --- data ------------------------------------------------------------------------------------------------------------
 
 

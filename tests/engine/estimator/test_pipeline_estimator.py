@@ -405,6 +405,12 @@ def built_too_late(mode):
     return spec_fn(computational_stages=stages)(mode)
 
 
+def with_own_rate(loss):
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.learning_rate = 0.1 * loss
+    return OptimizerFunctionOutput(optimizer, loss)
+
+
 def nothing(): ...
 
 
@@ -434,6 +440,12 @@ def nothing(): ...
                     ipu.optimizers.GradientAccumulationOptimizerV2(adam(), 2), loss
                 )
             ),
+            {},
+        ),
+        (
+            NotImplementedError,
+            "computes the learning rate in each step, which is not possible in a pipeline",
+            spec_fn(optimizer_function=with_own_rate),
             {},
         ),
         (ValueError, "Stage 0 logs tensors", spec_fn(computational_stages=[logging_first, second]), {}),

@@ -150,6 +150,19 @@ def test_tensors_and_metrics_of_shards(tmp_path):
     assert two.evaluate(once(8, rows=90))["rows"] == 180
 
 
+def test_a_learning_rate_of_each_step_is_refused(tmp_path):
+    def fn(features, labels, mode, params):
+        del params
+        loss, optimizer = cross_entropy(labels, plain(features)), adam()
+        optimizer.learning_rate = 0.1 / (1 + get_global_step())
+        return EstimatorSpec(mode, loss=loss, train_op=optimizer.minimize(loss))
+
+    with pytest.raises(
+        NotImplementedError, match="learning rate in each step, which is not possible with `num_shards`"
+    ):
+        sharded(tmp_path, 2, function=fn).train(looped(8), steps=STEPS)
+
+
 def test_more_shards_than_places_to_cut(tmp_path):
     with pytest.raises(
         ValueError, match="`num_shards` is 4, but the number of places where the model can be cut is 1:"

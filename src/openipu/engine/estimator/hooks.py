@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,7 +204,7 @@ class Hooks:
     def begin(self, global_step: int) -> None:
         """Call the hooks before the first execution."""
         self.context.global_step = global_step
-        with doing("callbacks"), interruptible():
+        with _calling():
             for hook in self._hooks:
                 hook.begin()
             for hook in self._hooks:
@@ -210,7 +212,7 @@ class Hooks:
 
     def before_run(self) -> None:
         """Call the hooks before an execution."""
-        with doing("callbacks"), interruptible():
+        with _calling():
             self._asked = [hook.before_run(self.context) for hook in self._hooks]
 
     def after_run(self, global_step: int, values: dict[str, Any]) -> None:
@@ -218,14 +220,34 @@ class Hooks:
         values = {"global_step": global_step, **values}
         for hook, asked in zip(self._hooks, self._asked, strict=True):
             results = None if asked is None else jax.tree.map(lambda name: _fetch(values, name), asked.fetches)
-            with doing("callbacks"), interruptible():
+            with _calling():
                 hook.after_run(self.context, SessionRunValues(results))
 
     def end(self) -> None:
         """Call the hooks after the last execution."""
-        with doing("callbacks"), interruptible():
+        with _calling():
             for hook in self._hooks:
                 hook.end(self.context)
+
+
+_calls = threading.local()
+
+
+def in_hook() -> bool:
+    """Whether a hook is being called in this thread."""
+    hook: bool = getattr(_calls, "hook", False)
+    return hook
+
+
+@contextlib.contextmanager
+def _calling() -> Iterator[None]:
+    """While hooks are called."""
+    before, _calls.hook = in_hook(), True
+    try:
+        with doing("callbacks"), interruptible():
+            yield
+    finally:
+        _calls.hook = before
 
 
 def _fetch(values: dict[str, Any], name: str) -> Any:

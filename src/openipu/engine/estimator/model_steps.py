@@ -27,7 +27,7 @@ import keras
 import numpy as np
 from jax.typing import ArrayLike
 
-from .model_trace import DiscoveredModel, ModelFnTrace, WholeModel, metrics_of
+from .model_trace import DiscoveredModel, ModelFnTrace, WholeModel, assigned_rates, metrics_of
 from .outbox import Mean, Outbox
 from .specs import ENGINE_MODE, IPUEstimatorSpec, check_metric_names, train_op_of
 
@@ -84,29 +84,34 @@ def on_host(model: WholeModel) -> Callable[[list[Result]], dict[str, Any]] | Non
 
 
 def train_forward(model: WholeModel, outbox: Outbox) -> Forward:
-    """The forward pass of a micro-batch: its scaled loss, and the new state with the old weights."""
+    """The forward pass of a micro-batch: its scaled loss, the new state with the old weights, and learning rates.
 
-    def forward(state: State, batch: Tree) -> tuple[Any, State, Any]:
+    These are the values that model_fn has given to the optimizer's learning rate, by their position in its variables.
+    """
+
+    def forward(state: State, batch: Tree) -> tuple[Any, State, dict[int, Array]]:
         def results(spec: IPUEstimatorSpec, trace: ModelFnTrace) -> Any:
             op = train_op_of(spec)
             leaving = [tensors for _, tensors in trace.logs] + ([spec.host_call[1]] if spec.host_call else [])
             scaled = jnp.reshape(op.optimizer.scale_loss(jnp.asarray(op.loss)), ())
-            return scaled, spec.loss, model.after(trace, "non_trainable", state), leaving
+            rates = assigned_rates(trace, op.optimizer)
+            return scaled, spec.loss, model.after(trace, "non_trainable", state), leaving, rates
 
-        scaled, value, non_trainable, leaving = model.run(state, batch, results)
+        scaled, value, non_trainable, leaving, rates = model.run(state, batch, results)
         metrics = outbox.put_with(state.metrics, value, rows_of(batch), leaving)
-        return scaled, state._replace(non_trainable=non_trainable, metrics=metrics), ()
+        return scaled, state._replace(non_trainable=non_trainable, metrics=metrics), rates
 
     return forward
 
 
 def _train_micro(trainer: Trainer, forward: Forward) -> Micro:
-    """A micro-batch of training. It counts the steps in the first non-trainable variable."""
+    """A micro-batch of training. It counts the steps in the first non-trainable variable, and sets learning rates."""
 
     def micro(state: State, batch: Tree) -> tuple[State, list[Array], Tree]:
-        new, gradients, results = trainer.micro(forward, state, batch)
+        new, gradients, rates = trainer.micro(forward, state, batch)
         step, *rest = new.non_trainable
-        return new._replace(non_trainable=[step + 1, *rest]), gradients, results
+        optimizer = [rates.get(position, value) for position, value in enumerate(new.optimizer)]
+        return new._replace(non_trainable=[step + 1, *rest], optimizer=optimizer), gradients, ()
 
     return micro
 

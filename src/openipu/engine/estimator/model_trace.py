@@ -111,6 +111,23 @@ class ModelFnTrace(Ledger):
         return TrainOp(optimizer, loss, tuple(variables))
 
 
+def assigned_rates(trace: ModelFnTrace, optimizer: keras.optimizers.Optimizer) -> dict[int, Array | None]:
+    """The values that model_fn has given to the learning rate, by its position among the optimizer's variables."""
+    return {
+        position: trace.get_current_value(variable)
+        for position, variable in enumerate(optimizer.variables)
+        if variable.name == "learning_rate" and trace.changed([variable])
+    }
+
+
+def rate_is_fixed(where: str) -> NotImplementedError:
+    """An error for programs in which the learning rate cannot be computed in each step."""
+    return NotImplementedError(
+        f"model_fn computes the learning rate in each step, which is not possible {where}. Give the optimizer a "
+        "number, or a schedule of `keras.optimizers.schedules`."
+    )
+
+
 def current_trace(what: str) -> ModelFnTrace:
     """The call of model_fn that is in progress; raises an error about `what` if there is none."""
     trace = current_ledger()

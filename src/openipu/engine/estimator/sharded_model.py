@@ -34,7 +34,7 @@ import keras
 import numpy as np
 
 from .model_steps import ModelProgram, infer_step, on_host, train_forward, train_outcome
-from .model_trace import WholeModel
+from .model_trace import WholeModel, rate_is_fixed
 from .outbox import Outbox
 from .specs import ENGINE_MODE
 
@@ -55,7 +55,7 @@ def make_sharded_program(
     """
     mode, replicas = ENGINE_MODE[model.mode], place.replicas
     if mode == "train":
-        forward = train_forward(model, outbox)
+        forward = _with_fixed_rate(train_forward(model, outbox))
         outcome, metrics = train_outcome(replicas, outbox)
     else:
         step, metrics = infer_step(model, place)
@@ -87,6 +87,16 @@ def make_sharded_program(
     pipelining = Pipelining(Sequential(), updates=options.updates).for_stages(replicas.each, mode == "train")
     loop, layout = make_loop(f"{name}_{mode}", outcome, staged, pipelining, place)
     return ModelProgram(model, loop, layout, place, options, metrics, on_host(model))
+
+
+def _with_fixed_rate(forward: Forward) -> Forward:
+    def checked(state: State, batch: Tree) -> tuple[Any, State, Tree]:
+        loss, new, rates = forward(state, batch)
+        if rates:
+            raise rate_is_fixed("with `num_shards`")
+        return loss, new, ()
+
+    return checked
 
 
 def _inferring(micro: Callable[..., tuple[State, list[Array], Tree]]) -> Forward:

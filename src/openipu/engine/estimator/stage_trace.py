@@ -28,10 +28,12 @@ from jax.typing import ArrayLike
 from .model_trace import (
     DiscoveredModel,
     ModelFnTrace,
+    assigned_rates,
     current_trace,
     discovered_fields,
     keeping_random_state,
     probed,
+    rate_is_fixed,
     zeros,
 )
 from .run_settings import RunSettings
@@ -223,6 +225,8 @@ def discover_stages(
                         _check_loss(output.loss)
             if functions.optimizer_function is not None:
                 op = trace.minimize(output.opt, output.loss, var_list=output.variables)
+                if assigned_rates(trace, op.optimizer):
+                    raise rate_is_fixed("in a pipeline")
             return _staged_model(model_fn, trace, spec, op), [tensors for _, tensors in trace.logs]
 
     return probed(probe, batch, replicas, seed)

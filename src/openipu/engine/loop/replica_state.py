@@ -29,7 +29,7 @@ def only_if(active: Number, replicas: Replicas, new: State, old: State, updated:
     return State(
         new.trainable if updated else jax.tree.map(choose, new.trainable, old.trainable),
         [settle(a, b) for a, b in zip(new.non_trainable, old.non_trainable, strict=True)],
-        new.optimizer if updated else jax.tree.map(choose, new.optimizer, old.optimizer),
+        new.optimizer,  # without an update, at most the learning rate is new, which is the same everywhere
         jax.tree.map(choose, new.metrics, old.metrics),
     )
 

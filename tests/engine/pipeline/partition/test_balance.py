@@ -174,3 +174,9 @@ def test_messages_count_and_name_things_properly() -> None:
     name = next(layer.name for layer in model.layers if layer.output is second)
     with pytest.raises(ValueError, match=rf"Input '{name}' has the shape \(None, None, 3\)"):
         auto(model, 2)
+
+
+def test_preprocessing_layers_have_a_cost() -> None:
+    """They hold Keras' backend, which has a function called `shape`."""
+    scaled = [layers.Rescaling(0.5), layers.Dense(64), layers.Normalization(mean=0.0, variance=1.0), layers.Dense(64)]
+    assert auto(keras.Sequential([keras.Input((64,)), *scaled]), 2)[1::2] == [0, 1]
