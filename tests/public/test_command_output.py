@@ -115,7 +115,7 @@ def test_output_that_nobody_reads():
 def test_a_diff_that_nobody_reads(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import tensorflow.keras as k\n")
-    found = shell('$o migrate "$script" | true; echo ${PIPESTATUS[0]}', script=str(script))
+    found = shell('$o migrate "$old" | true; echo ${PIPESTATUS[0]}', old=str(script))
     assert (found.stdout, found.stderr) == ("1\n", "")
 
 

@@ -235,6 +235,7 @@ def _verbosity(original: Callable[..., None]) -> Callable[..., None]:
         log = logging.getLogger("openipu")
         log.setLevel(v)
         if not log.hasHandlers():
+            log.propagate = False  # packages that are loaded later may show what comes to the root
             for handler in tf.get_logger().handlers:
                 log.addHandler(handler)
 
