@@ -158,7 +158,7 @@ def _pool_gradient(eqn: JaxprEqn, platform: str) -> Lowering | None:
 
 _WINOGRAD = {
     "winograd": winograd.forward,
-    "winograd_scatter": winograd.scatter,
+    "winograd_backward": winograd.backward,
     "winograd_weights": winograd.weights,
 }
 _PATCHES = {

@@ -24,7 +24,7 @@ Kind = Literal[
     "scatter",
     "elementwise",
     "winograd",
-    "winograd_scatter",
+    "winograd_backward",
     "winograd_weights",
 ]
 
@@ -181,7 +181,7 @@ def _repeats(choice: Choice, geo: Geometry) -> bool:
     """Whether a lowering ends with a sum of many terms, which the compiler would repeat for each reader."""
     if choice.kind == "elementwise":
         return prod(geo.kernel) * geo.features_in > CHEAP_PRODUCTS and geo.group_axis == "c"
-    return choice.kind in ("scatter", "winograd", "winograd_scatter")
+    return choice.kind in ("scatter", "winograd", "winograd_backward")
 
 
 def plan_winograd(geo: Geometry) -> Choice | None:
@@ -192,9 +192,8 @@ def plan_winograd(geo: Geometry) -> Choice | None:
     if geo.kernel[0] == geo.kernel[1] and geo.kernel[0] in WINOGRAD_PAIRS:
         # An input gradient has the larger output. If sizes are equal, its kernel has its features in the other order.
         gradient = geo.spatial < geo.out or (geo.spatial == geo.out and geo.rhs_spec[0] < geo.rhs_spec[1])
-        if gradient:
-            return _tiled("winograd_scatter", geo.kernel[0], geo.spatial, (geo.features_in, geo.features_out))
-        return _tiled("winograd", geo.kernel[0], geo.out, (geo.features_in, geo.features_out))
+        kind: Kind = "winograd_backward" if gradient else "winograd"
+        return _tiled(kind, geo.kernel[0], geo.out, (geo.features_in, geo.features_out))
     if geo.out[0] == geo.out[1] and geo.out[0] in WINOGRAD_WEIGHTS:
         return _tiled("winograd_weights", geo.out[0], geo.kernel, (geo.batch, geo.features_out))
     return None
