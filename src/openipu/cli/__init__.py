@@ -75,13 +75,15 @@ def train_mnist(
 
 
 @app.command("info")
-def show_info() -> None:
+def show_info(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for other programs.")] = False,
+) -> None:
     """Show versions, devices, options and folders, for example for a bug report."""
     from .info import run
     from .terminal import fail
 
     try:
-        run()
+        run(as_json=as_json)
     except OSError as error:  # the output cannot be written
         fail(error, 1)
 
