@@ -77,7 +77,7 @@ def versions(python: Path) -> str:
     """Which versions an environment has."""
     code = (
         "import platform; from importlib.metadata import version as v; "
-        "print('Python', platform.python_version(), *(f', {n} {v(n)}' for n in ('keras', 'jax', 'numpy')))"
+        "print(', '.join([f'Python {platform.python_version()}', *(f'{n} {v(n)}' for n in ('keras', 'jax', 'numpy'))]))"
     )
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 

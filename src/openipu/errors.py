@@ -20,7 +20,7 @@ class InvalidArgumentError(ValueError):
     """An argument cannot be used.
 
     >>> try:
-    ...     ipu.ipu_infeed_queue.IPUInfeedQueue([np.ones(0)])
+    ...     spec = ipu.ipu_infeed_queue.IPUInfeedQueue([np.ones(0)]).element_spec
     ... except ipu.errors.InvalidArgumentError as error:
     ...     print(error)
     The dataset's elements have shape (0,), in which a dimension is 0. Leave out empty arrays.

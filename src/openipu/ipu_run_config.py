@@ -32,7 +32,7 @@ _NO_EFFECT = {
 class IPURunConfig:
     """How an estimator uses devices.
 
-    >>> devices = ipu.estimator.IPURunConfig(iterations_per_loop=4, num_replicas=2, ipu_options=config)
+    >>> devices = ipu.estimator.IPURunConfig(iterations_per_loop=4)
     >>> options = ipu.estimator.RunConfig(ipu_run_config=devices)
     >>> estimator = ipu.estimator.IPUEstimator(model_fn, "run", options).train(input_fn, steps=4)
 
