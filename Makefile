@@ -4,6 +4,8 @@
 #   make test      the fast tests        make test-all   all of them
 #   make check     lint, format, types   make bench      the benchmarks
 #   make docs      the documentation site, in site/
+#   make wheel     the package, in dist/, for `pip install`
+#   make test-versions   some of the tests with the oldest and the newest Keras and JAX that are supported
 #   make mutate    put known mistakes into a copy of the code, and see whether the tests notice them
 
 PYTHON ?= python3
@@ -15,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 HUB := keras-hub==0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check docs docs-check bench mutate clean
+.PHONY: help setup demo test test-all test-versions check docs docs-check wheel bench mutate clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +51,14 @@ test: setup
 # Without flags XLA optimizes as it does for users; see tests/conftest.py.
 test-all: setup $(VENV)/.docs
 	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile -m ""
+
+# Each combination has an environment of its own in .venvs/. Newer versions of JAX need a newer Python than 3.11.
+test-versions:
+	@$(PYTHON) tests/versions.py
+
+wheel: | $(BIN)/pip
+	@$(PIP) wheel --quiet --no-deps --wheel-dir dist .
+	@ls dist/*.whl
 
 check: setup
 	$(BIN)/ruff check
@@ -88,5 +98,5 @@ mutate: setup
 	$(BIN)/python -m mutants --check --jobs 2
 
 clean:
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venvs build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests examples mutants -name __pycache__ -type d -prune -exec rm -rf {} +

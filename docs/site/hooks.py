@@ -4,10 +4,8 @@ Pages in docs/ link to files of the repository by relative paths, so that they w
 site, those files are pages or downloads with other addresses. MkDocs calls the functions whose names begin with `on_`.
 """
 
-import ast
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,10 @@ from mkdocs.structure.pages import Page
 
 sys.path.insert(0, str(Path(__file__).parent))
 import notebooks  # after the path, because MkDocs does not load hooks as parts of a package
+from public_modules import MODEL_METHODS, NOT_FOR_USERS, public_modules
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "openipu"
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?\)")
-MODEL_METHODS = "openipu.keras.extensions.ModelExtension"
 
 
 def copied_pages() -> dict[Path, str]:
@@ -46,41 +43,24 @@ def downloads() -> dict[Path, str]:
     return {path: str(path.relative_to(ROOT)) for path in sorted((ROOT / "examples").rglob("*.py"))}
 
 
-def exported(module: Path) -> list[str]:
-    """The names in `__all__` of a source file."""
-    for node in ast.parse(module.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
-            return [str(name) for name in ast.literal_eval(node.value)]
-    return []
-
-
-def public_modules(folder: Path = PACKAGE, name: str = "openipu") -> Iterator[str]:
-    """Every public module by its full name: those in `__all__`, and those in the `__all__` of a package among them."""
-    for child in exported(folder / "__init__.py"):
-        if (folder / f"{child}.py").exists():
-            yield f"{name}.{child}"
-        elif (folder / child / "__init__.py").exists():
-            yield f"{name}.{child}"
-            yield from public_modules(folder / child, f"{name}.{child}")
-
-
 def api_pages() -> dict[str, str]:
     """The text of each page of the API reference."""
     pages = {
         f"api/{module}.md": f"# `{module.replace('openipu', 'ipu', 1)}`\n\n::: {module}\n"
         for module in public_modules()
     }
+    hidden = ", ".join(f'"!{pattern}"' for pattern in NOT_FOR_USERS)
     pages["api/models.md"] = (
         "# Methods of models\n\nA Keras model that is made in the scope of a strategy has these methods, besides or "
         f"instead of Keras' own.\n\n::: {MODEL_METHODS}\n    options:\n      inherited_members: true\n"
-        '      filters: ["!^_", "!^make_", "!^jax_", "!_assets$"]\n'
+        f"      filters: [{hidden}]\n"
     )
     return pages
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put the API reference and the tables of the benchmarks into the navigation."""
-    api = [{"Methods of models": "api/models.md"}]
+    api = [{"Overview": "api.md"}, {"Methods of models": "api/models.md"}]
     api += [{module.replace("openipu", "ipu", 1): f"api/{module}.md"} for module in public_modules()]
     results = [{Path(page).stem: page} for page in copied_pages().values() if page.startswith("results/")]
     for section in config.nav or []:

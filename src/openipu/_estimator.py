@@ -27,6 +27,10 @@ log = logging.getLogger("openipu")
 class WarmStartSettings:
     """Which weights of another training run to start from.
 
+    >>> _ = estimator.train(input_fn, steps=8)
+    >>> weights = ipu.estimator.WarmStartSettings("run", vars_to_warm_start="kernel")
+    >>> other = ipu.estimator.IPUEstimator(model_fn, "other", warm_start_from=weights)
+
     Args:
         ckpt_to_initialize_from: A `model_dir`, or one of its checkpoints.
         vars_to_warm_start: Which weights to take: one or more regular expressions, searched for in their names.

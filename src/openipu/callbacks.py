@@ -40,7 +40,7 @@ _LIKE_FIT: Final = {"epoch": 0, "ended": False, "position": "", "history": "", "
 class Checkpoint(keras.callbacks.Callback):
     """Saves everything that training depends on. The same `fit`, called in a new process, resumes from there.
 
-    >>> model.fit(x, y, epochs=10, callbacks=[ipu.callbacks.Checkpoint("run")])
+    >>> history = model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[ipu.callbacks.Checkpoint("run")])
 
     It can resume in the middle of an epoch, and gives bit for bit the result of a run that was never interrupted. A
     checkpoint holds the weights, optimizer, metrics, random state, position in the data, history, and the counters of
@@ -254,7 +254,7 @@ class Checkpoint(keras.callbacks.Callback):
 class Report(keras.callbacks.Callback):
     """Reports on `fit`, `evaluate` or `predict`, as `ipu.report` does on everything.
 
-    >>> model.fit(x, y, callbacks=[ipu.callbacks.Report("out")])          # doctest: +SKIP
+    >>> history = model.fit(x, y, batch_size=8, verbose=0, callbacks=[ipu.callbacks.Report("out")])
 
     The files are written every few seconds and at the end, also if the call fails. If one callback is given to several
     calls, its report has all of them.

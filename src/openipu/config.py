@@ -1,6 +1,6 @@
 """`IPUConfig`: which devices to use, and how to compile programs for them.
 
->>> config = IPUConfig()
+>>> config = ipu.config.IPUConfig()
 >>> config.auto_select_ipus = 4
 >>> config.configure_ipu_system()
 
@@ -47,7 +47,7 @@ __all__ = [
 class IPUConfig(OptionTree):
     """Which devices to use and how to compile for them. Nothing happens until `configure_ipu_system()` is called.
 
-    >>> config = IPUConfig()
+    >>> config = ipu.config.IPUConfig()
     >>> config.auto_select_ipus = 4
     >>> config.optimizations.math.fast = True
     >>> config.configure_ipu_system()
@@ -73,6 +73,12 @@ def configure_ipu_system(config: IPUConfig, device: str = "cpu", reset_configura
     Nothing changes if `config` means the same as the active configuration. Otherwise this waits for running programs,
     drops the compiled ones and logs a warning; with `reset_configuration=False` it raises an error instead. Models stay
     usable and are compiled again when they next run. `device` is the host, which is always a CPU.
+
+    >>> config = ipu.config.IPUConfig()
+    >>> config.auto_select_ipus = 4
+    >>> ipu.config.configure_ipu_system(config)
+    >>> ipu.utils.get_num_of_ipus_in_device()
+    4
     """
     global _active
     validate.instance("config", config, IPUConfig)
@@ -100,7 +106,10 @@ def configure_ipu_system(config: IPUConfig, device: str = "cpu", reset_configura
 
 
 def reset_ipu_configuration() -> None:
-    """Forget the configuration: wait for running programs and drop the compiled ones. Does nothing if there is none."""
+    """Forget the configuration: wait for running programs and drop the compiled ones. Does nothing if there is none.
+
+    >>> ipu.config.reset_ipu_configuration()
+    """
     global _active
     with _lock:
         if _active is not None:
@@ -111,7 +120,11 @@ def reset_ipu_configuration() -> None:
 
 
 def get_ipu_config(session: None = None) -> list[IPUConfig]:
-    """A copy of the active configuration for each configured system; RuntimeError if there is none."""
+    """A copy of the active configuration for each configured system; RuntimeError if there is none.
+
+    >>> ipu.config.get_ipu_config()[0].auto_select_ipus
+    2
+    """
     if session is not None:
         raise ValueError(
             f"session is {session!r}, but there are no sessions here. Call get_ipu_config() without arguments."

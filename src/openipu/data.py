@@ -29,7 +29,7 @@ __path__: list[str] = []  # `ipu.data.ops` of the original can be imported, too
 def make_divisible(number: int, divisor: int) -> int:
     """The largest multiple of `divisor` that is not larger than `number`.
 
-    >>> make_divisible(60000, 64)
+    >>> ipu.data.make_divisible(60000, 64)
     59968
     """
     number = validate.count("number", number, least=0)
@@ -43,7 +43,9 @@ def trim(*data: Any, batch_size: int, multiple: int = ...) -> tuple[Any, ...]: .
 def trim(*data: Any, batch_size: int, multiple: int = 1) -> Any:
     """The same arrays without the last rows, which do not fill a batch.
 
-    >>> x_train, y_train = trim(x_train, y_train, batch_size=64)
+    >>> x_whole, y_whole = ipu.data.trim(x, y, batch_size=10)
+    >>> len(x), len(x_whole)
+    (32, 30)
 
     Args:
         data: Arrays, or (nested) tuples, lists and dicts of arrays, all with the same number of rows. The result has
@@ -72,8 +74,8 @@ def repeat(*data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) ->
     Tell Keras how long an epoch is, and to keep the order. An epoch continues where the last one stopped; a new `fit`
     starts again at the first batch:
 
-    >>> batches = repeat(x_train, y_train, batch_size=32, shuffle=True)
-    >>> model.fit(batches, steps_per_epoch=2000, epochs=4, shuffle=False)
+    >>> batches = ipu.data.repeat(x, y, batch_size=10, shuffle=True)
+    >>> history = model.fit(batches, steps_per_epoch=4, epochs=2, shuffle=False, verbose=0)
 
     Args:
         data: `x`, or `x, y`, or `x, y, sample_weight`, each an array or tuples, lists and dicts of arrays.
@@ -102,8 +104,10 @@ def pad(x: Tree, y: Tree = None, *, batch_size: int, sample_weight: Tree = None)
     weighted loss and weighted metrics. Keras still divides the loss of a batch by the number of all its rows, added
     ones included, and `metrics=` (unlike `weighted_metrics=`) ignores weights.
 
-    >>> x, y, sample_weight = pad(x_test, y_test, batch_size=64)
-    >>> model.evaluate(x, y, sample_weight=sample_weight, batch_size=64)
+    >>> x_more, y_more, sample_weight = ipu.data.pad(x, y, batch_size=10)
+    >>> len(x_more), float(sample_weight.sum())
+    (40, 32.0)
+    >>> loss = model.evaluate(x_more, y_more, sample_weight=sample_weight, batch_size=10, verbose=0)
 
     Args:
         x: An array, or tuples, lists and dicts of arrays.

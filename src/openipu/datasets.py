@@ -39,12 +39,21 @@ _READ_SECONDS: Final = 15.0  # how long a download may stall
 
 
 class StandInDataWarning(UserWarning):
-    """The images are drawn by OpenIPU; they are not the real dataset."""
+    """The images are drawn by OpenIPU; they are not the real dataset.
+
+    >>> import warnings
+    >>> warnings.simplefilter("error", ipu.datasets.StandInDataWarning)  # never train on stand-ins by accident
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Images (uint8, 0 to 255) and labels (uint8) for training and testing, and where they come from."""
+    """Images (uint8, 0 to 255) and labels (uint8) for training and testing, and where they come from.
+
+    >>> data = ipu.datasets.mnist(train=600, test=100)
+    >>> data.x_train.shape, data.y_test.shape
+    ((600, 28, 28), (100,))
+    """
 
     name: str
     x_train: Array
@@ -90,6 +99,10 @@ _CIFAR10: Final = _Spec(
 def mnist(train: int | None = None, test: int | None = None) -> Dataset:
     """The handwritten digits: x (60000, 28, 28) and (10000, 28, 28), y (60000,) and (10000,).
 
+    >>> data = ipu.datasets.mnist(train=600, test=100)
+    >>> data.x_train.shape, data.x_train.dtype
+    ((600, 28, 28), dtype('uint8'))
+
     Args:
         train: Take only the first `train` training images.
         test: Take only the first `test` test images.
@@ -99,6 +112,10 @@ def mnist(train: int | None = None, test: int | None = None) -> Dataset:
 
 def cifar10(train: int | None = None, test: int | None = None) -> Dataset:
     """The small colour photographs: x (50000, 32, 32, 3) and (10000, 32, 32, 3), y (50000, 1) and (10000, 1).
+
+    >>> data = ipu.datasets.cifar10(train=500, test=100)
+    >>> data.x_train.shape, data.y_train.shape
+    ((500, 32, 32, 3), (500, 1))
 
     Args:
         train: Take only the first `train` training images.

@@ -59,7 +59,11 @@ log = logging.getLogger("openipu")
 
 @dataclass(frozen=True, slots=True)
 class TrainSpec:
-    """The training part of `train_and_evaluate`."""
+    """The training part of `train_and_evaluate`.
+
+    >>> ipu.estimator.TrainSpec(input_fn, max_steps=1000).max_steps
+    1000
+    """
 
     input_fn: Callable[..., Any]
     max_steps: int
@@ -73,7 +77,11 @@ class TrainSpec:
 
 @dataclass(frozen=True, slots=True)
 class EvalSpec:
-    """The evaluation part of `train_and_evaluate`. `steps=None` evaluates all of the data."""
+    """The evaluation part of `train_and_evaluate`. `steps=None` evaluates all of the data.
+
+    >>> ipu.estimator.EvalSpec(input_fn, steps=None, name="test").name
+    'test'
+    """
 
     input_fn: Callable[..., Any]
     steps: int | None = 100
@@ -119,6 +127,11 @@ def train_and_evaluate(estimator: EstimatorBase, train_spec: TrainSpec, eval_spe
 
     The estimator's `RunConfig` says how often checkpoints are saved, and `throttle_secs` how often they are evaluated
     at most.
+
+    >>> training = ipu.estimator.TrainSpec(input_fn, max_steps=8)
+    >>> result = ipu.estimator.train_and_evaluate(estimator, training, ipu.estimator.EvalSpec(input_fn, steps=4))
+    >>> sorted(result)
+    ['error', 'global_step', 'loss']
     """
     validate.instance("train_spec", train_spec, TrainSpec)
     validate.instance("eval_spec", eval_spec, EvalSpec)

@@ -19,6 +19,11 @@ def compile(computation: Callable[..., Any], inputs: Sequence[Any] | None = None
 
     A function is compiled once for arguments of the same shapes. Keras variables that it uses are read and updated.
 
+    >>> with strategy.scope():
+    ...     total, product = ipu.ipu_compiler.compile(lambda a, b: (a + b, a * b), [2.0, 3.0])
+    >>> print(total, product)
+    5.0 6.0
+
     Args:
         computation: A function of JAX or `keras.ops` operations. It returns values; operations may follow them.
         inputs: Its arguments, as a tuple or list.

@@ -1,11 +1,4 @@
-"""`IPUEstimator`: train, evaluate and predict with a `model_fn`, in compiled device loops.
-
->>> def model_fn(features, labels, mode, params):          # doctest: +SKIP
-...     logits = keras.layers.Dense(10)(features)
-...     loss = keras.ops.mean(keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True))
-...     train_op = keras.optimizers.SGD(0.01).minimize(loss) if mode == ModeKeys.TRAIN else None
-...     return EstimatorSpec(mode, loss=loss, train_op=train_op, ...)
-"""
+"""`IPUEstimator`: train, evaluate and predict with a `model_fn`, in compiled device loops."""
 
 from __future__ import annotations
 
@@ -34,6 +27,10 @@ class IPUEstimator(EstimatorBase):
 
     `train` resumes from the newest checkpoint in `model_dir`, at the same position in the data, as if it had never been
     interrupted. For that, `input_fn` must return the same batches in the same order every time.
+
+    >>> estimator = ipu.estimator.IPUEstimator(model_fn, "run").train(input_fn, steps=8)
+    >>> sorted(estimator.evaluate(input_fn, steps=4))
+    ['error', 'global_step', 'loss']
 
     Args:
         model_fn: The function.

@@ -26,8 +26,11 @@ DEFAULT_DEPTH = 3
 class IPUInfeedQueue:
     """Feeds the elements of a dataset to device programs, one after another.
 
-    >>> infeed = IPUInfeedQueue(dataset)                                                # doctest: +SKIP
-    >>> strategy.run(lambda: ipu.loops.repeat(100, body, [0.0], infeed))                # doctest: +SKIP
+    >>> infeed = ipu.ipu_infeed_queue.IPUInfeedQueue([np.float32(i) for i in range(20)])
+    >>> def body(total, element):
+    ...     return total + element
+    >>> print(strategy.run(lambda: ipu.loops.repeat(10, body, 0.0, infeed)))  # 0 + 2 + ... + 18 on this replica
+    90.0
 
     A thread reads elements ahead. With R replicas, element i goes to replica i mod R. Each program continues where the
     last one stopped.
@@ -128,6 +131,10 @@ class IPUInfeedQueue:
 class IPUIterator(FeedArgument):
     """The elements of a dataset inside a device program, where `next(iterator)` returns the next one.
 
+    >>> elements = ipu.ipu_infeed_queue.IPUIterator([np.float32(i) for i in range(8)])
+    >>> print(strategy.run(lambda: next(elements)), strategy.run(lambda: next(elements)))
+    0.0 2.0
+
     Args:
         dataset: As for `IPUInfeedQueue`.
         infeed_spec: Instead of a dataset, an `IPUInfeedQueue` that delivers the elements.
@@ -197,7 +204,12 @@ class IPUIterator(FeedArgument):
 
 
 class IPUOwnedIterator(IPUIterator):
-    """An `IPUIterator` that stops reading when it is no longer referenced. All iterators do so here."""
+    """An `IPUIterator` that stops reading when it is no longer referenced. All iterators do so here.
+
+    >>> elements = ipu.ipu_infeed_queue.IPUOwnedIterator([np.float32(i) for i in range(8)])
+    >>> print(strategy.run(lambda: next(elements)))
+    0.0
+    """
 
 
 def prefetch_option(value: int | None) -> int:

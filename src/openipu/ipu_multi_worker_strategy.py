@@ -14,6 +14,10 @@ __all__ = ["IPUMultiWorkerStrategyV1"]
 class IPUMultiWorkerStrategyV1(PopDistStrategy):
     """`PopDistStrategy` for workers that a cluster resolver lists. New scripts use `PopDistStrategy`.
 
+    >>> strategy = ipu.ipu_multi_worker_strategy.IPUMultiWorkerStrategyV1()
+    >>> with strategy.scope():
+    ...     model = keras.Sequential([keras.layers.Dense(1)])
+
     Args:
         cluster_resolver: Has `cluster_spec()` with the addresses of all workers and `task_id` with the number of this
             one, as `tf.distribute.cluster_resolver.TFConfigClusterResolver` does. Under `openipu launch` it may be

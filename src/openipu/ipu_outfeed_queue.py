@@ -28,10 +28,14 @@ __all__ = ["IPUOutfeedMode", "IPUOutfeedQueue", "IPUOutfeedQueueIterator", "Scop
 class IPUOutfeedQueue:
     """Hands values from a running program to the host: `enqueue` in the program, `dequeue` or iterate on the host.
 
-    >>> outfeed = IPUOutfeedQueue()
-    >>> def step(total, x):
-    ...     outfeed.enqueue({"x": x})
-    ...     return total + x
+    >>> outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+    >>> def body(total):
+    ...     outfeed.enqueue({"total": total})
+    ...     return total + 1
+    >>> print(strategy.run(lambda: ipu.loops.repeat(3, body, 0.0)))
+    3.0
+    >>> print(outfeed.dequeue()["total"][:, 0])  # of the first replica
+    [0. 1. 2.]
 
     `strategy.run` returns when the program has ended. Read what it enqueued after that, or from another thread while it
     runs.
@@ -159,7 +163,13 @@ class IPUOutfeedQueue:
 
 
 class IPUOutfeedQueueIterator(Iterator[Any]):
-    """The elements of an outfeed queue, one by one. It ends when there are no more for now, and can be continued."""
+    """The elements of an outfeed queue, one by one. It ends when there are no more for now, and can be continued.
+
+    >>> outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+    >>> _ = strategy.run(lambda: outfeed.enqueue(ipu.replication_ops.replication_index()))
+    >>> [element.tolist() for element in iter(outfeed)]  # one element, with a value for each replica
+    [[0, 1]]
+    """
 
     def __init__(self, queue: IPUOutfeedQueue) -> None:
         self._queue = queue
@@ -169,7 +179,13 @@ class IPUOutfeedQueueIterator(Iterator[Any]):
 
 
 class ScopedIPUOutfeedQueue(IPUOutfeedQueue):
-    """An outfeed queue that frees its memory when it is no longer referenced. All outfeed queues do so here."""
+    """An outfeed queue that frees its memory when it is no longer referenced. All outfeed queues do so here.
+
+    >>> with strategy.scope():
+    ...     outfeed = ipu.ipu_outfeed_queue.ScopedIPUOutfeedQueue()
+    >>> outfeed.enqueued
+    False
+    """
 
     def __init__(self, outfeed_mode: IPUOutfeedMode | None = None, device_ordinal: int | None = None) -> None:
         super().__init__(outfeed_mode, device_ordinal)

@@ -1,23 +1,4 @@
-"""`IPUPipelineEstimator`: an estimator whose model is split into stages, each on its own device.
-
->>> def model_fn(mode, params):          # doctest: +SKIP
-...     def stage1(features, labels):
-...         return keras.layers.Dense(64, activation="relu")(features), labels
-...
-...     def stage2(x, labels):
-...         logits = keras.layers.Dense(10)(x)
-...         return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True))
-...
-...     def optimizer_function(loss):
-...         return ipu.ops.pipelining_ops.OptimizerFunctionOutput(keras.optimizers.SGD(0.01), loss)
-...
-...     def eval_metrics_fn(loss):
-...         return {"loss": loss}
-...
-...     return IPUPipelineEstimatorSpec(
-...         mode, [stage1, stage2], 4, optimizer_function=optimizer_function, eval_metrics_fn=eval_metrics_fn
-...     )
-"""
+"""`IPUPipelineEstimator`: an estimator whose model is split into stages, each on its own device."""
 
 from __future__ import annotations
 
@@ -44,6 +25,21 @@ class IPUPipelineEstimator(EstimatorBase):
 
     Checkpoints hold whole weights by name, so they fit any number of stages and replicas, and also an `IPUEstimator`
     that makes the same layers in the same order.
+
+    >>> def model_fn(mode):
+    ...     def first(features, labels):
+    ...         return keras.layers.Dense(8, "relu")(features), labels
+    ...
+    ...     def second(hidden, labels):
+    ...         return keras.ops.mean((keras.layers.Dense(1)(hidden)[:, 0] - labels) ** 2)
+    ...
+    ...     def update(loss):
+    ...         return ipu.pipelining_ops.OptimizerFunctionOutput(keras.optimizers.SGD(0.01), loss)
+    ...
+    ...     return ipu.estimator.IPUPipelineEstimatorSpec(mode, [first, second], 4, optimizer_function=update)
+    >>> devices = ipu.estimator.IPURunConfig(iterations_per_loop=4, num_shards=2, ipu_options=config)
+    >>> options = ipu.estimator.RunConfig(ipu_run_config=devices)
+    >>> estimator = ipu.estimator.IPUPipelineEstimator(model_fn, "staged", options).train(input_fn, steps=8)
 
     Args:
         model_fn: The function.

@@ -32,6 +32,10 @@ _NO_EFFECT = {
 class IPURunConfig:
     """How an estimator uses devices.
 
+    >>> devices = ipu.estimator.IPURunConfig(iterations_per_loop=4)
+    >>> options = ipu.estimator.RunConfig(ipu_run_config=devices)
+    >>> estimator = ipu.estimator.IPUEstimator(model_fn, "run", options).train(input_fn, steps=4)
+
     Args:
         iterations_per_loop: Steps in one execution, on each replica.
         ipu_options: The configuration to apply when a run begins. None keeps the active one.
@@ -96,6 +100,9 @@ class IPURunConfig:
 
 class RunConfig:
     """How an estimator runs, saves and reports.
+
+    >>> options = ipu.estimator.RunConfig(save_checkpoints_steps=1000, log_step_count_steps=100)
+    >>> estimator = ipu.estimator.IPUEstimator(model_fn, "run", options)
 
     Args:
         ipu_run_config: How it uses devices; None for `IPURunConfig()`.

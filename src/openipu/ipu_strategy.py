@@ -24,9 +24,11 @@ __all__ = ["IPUStrategy", "IPUStrategyV1", "get_strategy", "has_strategy"]
 class IPUStrategyV1:
     """Runs the Keras models that are created inside its scope on the configured devices.
 
-    >>> strategy = IPUStrategy()
+    >>> strategy = ipu.ipu_strategy.IPUStrategy()
     >>> with strategy.scope():
-    ...     model = keras.Sequential([...])             # doctest: +SKIP
+    ...     model = keras.Sequential([keras.layers.Dense(1)])
+    ...     model.compile("sgd", "mse", steps_per_execution=2)
+    >>> history = model.fit(x, y, batch_size=8, verbose=0)
 
     A model created elsewhere is plain Keras, even while a scope is active in another thread.
 
@@ -95,6 +97,9 @@ class IPUStrategyV1:
         from any iterator with the same `element_spec`; whole numbers, models, queues and everything else become part of
         the program. If the program uses an outfeed queue, this returns when the program has ended.
 
+        >>> print(strategy.run(lambda a: a * 2, args=(np.arange(3, dtype="float32"),)))
+        [0. 2. 4.]
+
         Args:
             fn: A function of JAX or `keras.ops` operations. Create layers, models and optimizers outside of it.
             args: Its positional arguments, as a tuple or list.
@@ -127,12 +132,24 @@ IPUStrategy = IPUStrategyV1
 
 
 def has_strategy() -> bool:
-    """Whether a strategy's scope is active in this thread."""
+    """Whether a strategy's scope is active in this thread.
+
+    >>> with strategy.scope():
+    ...     print(ipu.ipu_strategy.has_strategy())
+    True
+    >>> ipu.ipu_strategy.has_strategy()
+    False
+    """
     return bool(open_strategies())
 
 
 def get_strategy() -> IPUStrategyV1:
-    """The strategy whose scope is active in this thread."""
+    """The strategy whose scope is active in this thread.
+
+    >>> with strategy.scope():
+    ...     print(ipu.ipu_strategy.get_strategy() is strategy)
+    True
+    """
     if not open_strategies():
         raise RuntimeError("No strategy's scope is active here. Enter one with `with strategy.scope():`.")
     strategy: IPUStrategyV1 = open_strategies()[-1]

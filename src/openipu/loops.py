@@ -36,6 +36,11 @@ def repeat(
 
     Keras variables that the body assigns (through an optimizer, a metric, a layer) are carried along.
 
+    >>> def body(total):
+    ...     return total * 2
+    >>> print(strategy.run(lambda: ipu.loops.repeat(10, body, 1.0)))
+    1024.0
+
     Args:
         n: How many times. A whole number makes the fastest loop; the program may also compute it.
         body: Gets the loop-carried values, then the parts of one element of the infeed queue (as keyword arguments if
@@ -71,6 +76,9 @@ def while_loop(
 
     The other arguments and the result are as in `repeat`. Elements of an infeed queue are fetched while the program
     runs, because it is not known beforehand how many it will take.
+
+    >>> print(strategy.run(lambda: ipu.loops.while_loop(lambda n: n < 100, lambda n: n * 3, 1)))
+    243
     """
     if not validate.flag("use_while_v1", use_while_v1):
         validate.no_effect({"use_while_v1=False": "there is only one kind of loop"})
@@ -94,7 +102,10 @@ def cond(
 ) -> Any:
     """Run `true_fn` if the condition holds, else `false_fn`. The function that does not run has no effects.
 
-    >>> ipu.loops.cond(step % 100 == 0, lambda: outfeed.enqueue(loss))                  # doctest: +SKIP
+    >>> def program(a):
+    ...     return ipu.loops.cond(a > 0, lambda value: value, lambda value: -value, a)
+    >>> print(strategy.run(program, args=(-3.0,)))
+    3.0
 
     Unlike in JAX's own conditionals, the functions may assign Keras variables and enqueue values. They must not take
     elements from an infeed queue, because every iteration of a loop takes the same number of them.

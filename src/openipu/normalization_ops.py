@@ -36,6 +36,10 @@ def group_norm(
     Each call makes a `ipu.keras.layers.GroupNormalization`, so it has weights of its own. Call it where layers can be
     made: in the `model_fn` of an estimator, or when a Functional model is put together.
 
+    >>> outputs = ipu.normalization_ops.group_norm(np.array([[1.0, 10.0, 3.0, 30.0]]), groups=2)
+    >>> print(outputs.round(2))  # channels 0 and 2 are a group, and 1 and 3
+    [[-1. -1.  1.  1.]]
+
     Args:
         inputs: An array or a symbolic tensor.
         groups: How many groups there are. It divides the number of channels.
@@ -77,6 +81,11 @@ def instance_norm(
     """The inputs, with zero mean and unit variance in each channel of each sample, scaled and shifted.
 
     The arguments are those of `group_norm`.
+
+    >>> image = np.random.default_rng(0).random((1, 8, 8, 3))
+    >>> outputs = ipu.normalization_ops.instance_norm(image)
+    >>> print(abs(outputs.mean((1, 2))).round(3))
+    [[0. 0. 0.]]
     """
     validate.flag("training", training)
     initial = _initializers(param_initializers, reuse, variables_collections)
@@ -103,6 +112,9 @@ def layer_norm(
     """The inputs, with zero mean and unit variance in each sample, and each channel scaled and shifted.
 
     The arguments are those of `group_norm`, of which it is the case of a single group.
+
+    >>> print(ipu.normalization_ops.layer_norm(np.array([[1.0, 2.0, 3.0]])).round(2))
+    [[-1.22  0.    1.22]]
     """
     options = (center, scale, epsilon, param_initializers, reuse, variables_collections, training, trainable, scope)
     return group_norm(inputs, 1, channels_axis, *options)

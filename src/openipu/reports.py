@@ -1,7 +1,7 @@
 """Reports on runs: what was planned, compiled and measured.
 
->>> with ipu.report("out"):          # doctest: +SKIP
-...     model.fit(x, y)
+>>> with ipu.report("out"):
+...     history = model.fit(x, y, batch_size=8, verbose=0)
 
 writes `out/report.html` (a page to read), `out/report.json` (the same facts) and `out/trace.json` (for Perfetto).
 """
@@ -34,6 +34,11 @@ def report(dir: str | Path, title: str = "") -> Iterator[Path]:
 
     The files are written when a run ends, every few seconds meanwhile, and at the end, also if the block fails. While
     nothing is reported, nothing is measured.
+
+    >>> with ipu.report("out", title="My first report") as folder:
+    ...     history = model.fit(x, y, batch_size=8, verbose=0)
+    >>> sorted(path.name for path in folder.iterdir())
+    ['report.html', 'report.json', 'trace.json']
 
     Args:
         dir: The folder for `report.html`, `report.json` and `trace.json`. It is made if it does not exist; files of

@@ -2,9 +2,10 @@
 
 >>> def step(x, y):
 ...     def loss():
-...         return keras.ops.mean(loss_fn(y, model(x, training=True)))                  # doctest: +SKIP
-...     return ipu.training.minimize(optimizer, loss, model.trainable_variables)        # doctest: +SKIP
->>> strategy.run(step, args=(x, y))                                                     # doctest: +SKIP
+...         return keras.ops.mean((model(x, training=True)[:, 0] - y) ** 2)
+...
+...     return ipu.training.minimize(model.optimizer, loss, model.trainable_variables)
+>>> loss = strategy.run(step, args=(x, y))
 
 These functions work inside and outside of device programs.
 """
@@ -30,6 +31,11 @@ def value_and_gradients(
     """The result of `loss_fn()`, and the gradients of the loss with respect to `variables`.
 
     Changes that `loss_fn` makes to anything else (moving statistics, metrics, random seeds, feeds) are kept.
+
+    >>> weight = keras.Variable([3.0])
+    >>> loss, (slope,) = ipu.training.value_and_gradients(lambda: keras.ops.sum(weight**2), [weight])
+    >>> print(loss, slope)
+    9.0 [6.]
 
     Args:
         loss_fn: A function without arguments that returns a scalar; with `has_aux`, a tuple of it and anything else.
@@ -64,7 +70,12 @@ def value_and_gradients(
 
 
 def gradients(loss_fn: Callable[[], Any], variables: Sequence[Any]) -> list[Any]:
-    """The gradients of `loss_fn()` with respect to `variables`, as in `value_and_gradients`."""
+    """The gradients of `loss_fn()` with respect to `variables`, as in `value_and_gradients`.
+
+    >>> weight = keras.Variable([3.0])
+    >>> print(*ipu.training.gradients(lambda: keras.ops.sum(weight**2), [weight]))
+    [6.]
+    """
     return value_and_gradients(loss_fn, variables)[1]
 
 
@@ -73,6 +84,11 @@ def minimize(optimizer: keras.optimizers.Optimizer, loss_fn: Callable[[], Any], 
 
     On several replicas, gradients are summed (or averaged, by a `CrossReplicaOptimizer`) before they are applied. With
     a `LossScaleOptimizer`, gradients are those of the scaled loss, but the true loss is returned.
+
+    >>> weight, optimizer = keras.Variable([3.0]), keras.optimizers.SGD(0.25)
+    >>> loss = ipu.training.minimize(optimizer, lambda: keras.ops.sum(weight**2), [weight])
+    >>> print(loss, weight.numpy())
+    9.0 [1.5]
     """
 
     def scaled() -> tuple[Any, Any]:

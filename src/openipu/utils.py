@@ -46,7 +46,11 @@ __all__ = [
 
 
 def get_num_of_ipus_in_device(ipu_device: str = "/device:IPU:0", device: str = "cpu") -> int:
-    """The number of devices in a system. `device` is the host, where the original keeps its configuration."""
+    """The number of devices in a system. `device` is the host, where the original keeps its configuration.
+
+    >>> ipu.utils.get_num_of_ipus_in_device("/device:IPU:0")
+    2
+    """
     from openipu.engine.devices import systems
     from openipu.engine.devices.current_system import ordinal_of
 
@@ -63,6 +67,12 @@ def reset_ipu_seed(
     """Restart all random sequences: initial weights and dropout of layers created from now on, shuffling, NumPy.
 
     Existing layers are not affected: their random sequences are part of the model's state.
+
+    >>> ipu.utils.reset_ipu_seed(42)
+    >>> first = keras.layers.Dense(1, name="first")(x)
+    >>> ipu.utils.reset_ipu_seed(42)
+    >>> bool((keras.layers.Dense(1, name="second")(x) == first).all())
+    True
 
     Args:
         seed: A whole number.
@@ -84,13 +94,19 @@ def reset_ipu_seed(
 
 
 def move_variable_initialization_to_cpu(graph: object | None = None) -> None:
-    """Does nothing: variables are always initialised on the host."""
+    """Does nothing: variables are always initialised on the host.
+
+    >>> ipu.utils.move_variable_initialization_to_cpu()
+    """
     if graph is not None:
         raise ValueError("There are no graphs here. Call this without arguments, or not at all.")
 
 
 def use_synthetic_data_for(synthetic_data_category: object) -> bool:
     """False: data always comes from the given dataset.
+
+    >>> ipu.utils.use_synthetic_data_for("infeed")
+    False
 
     Args:
         synthetic_data_category: What the data is for, such as "infeed".
@@ -123,6 +139,10 @@ def create_ipu_config(**options: Any) -> IPUConfig:
     """An `IPUConfig` from the arguments of its predecessor.
 
     Arguments that `IPUConfig` has as options set them; those for the original compiler and its reports have no effect.
+
+    >>> config = ipu.utils.create_ipu_config(prefetch_data_streams=True)
+    >>> config.optimizations.prefetch_data_streams
+    True
     """
     unknown = sorted(set(options) - {*_OLD, *_REPORTS})
     if unknown:
@@ -137,17 +157,29 @@ def create_ipu_config(**options: Any) -> IPUConfig:
 
 
 def auto_select_ipus(opts: IPUConfig, num_ipus: int | Sequence[int]) -> IPUConfig:
-    """A copy of the configuration that uses `num_ipus` devices."""
+    """A copy of the configuration that uses `num_ipus` devices.
+
+    >>> ipu.utils.auto_select_ipus(ipu.config.IPUConfig(), 4).auto_select_ipus
+    4
+    """
     return _with(opts, "auto_select_ipus", num_ipus)
 
 
 def select_ipus(opts: IPUConfig, indices: int | Sequence[int]) -> IPUConfig:
-    """A copy of the configuration that uses these devices."""
+    """A copy of the configuration that uses these devices.
+
+    >>> ipu.utils.select_ipus(ipu.config.IPUConfig(), 1).select_ipus
+    1
+    """
     return _with(opts, "select_ipus", indices)
 
 
 def set_recomputation_options(opts: IPUConfig, allow_recompute: bool = True) -> IPUConfig:
-    """A copy of the configuration that recomputes activations in the backward pass instead of keeping them."""
+    """A copy of the configuration that recomputes activations in the backward pass instead of keeping them.
+
+    >>> ipu.utils.set_recomputation_options(ipu.config.IPUConfig()).allow_recompute
+    True
+    """
     return _with(opts, "allow_recompute", allow_recompute)
 
 

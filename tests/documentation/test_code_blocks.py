@@ -27,6 +27,7 @@ with strategy.scope():
 BATCHES = "dataset = batches = lambda: ((x[:16], y[:16]) for _ in range(4000))\n"
 BEFORE = {
     "README.md": IMAGES + "y_train = np.eye(10)[y_train]\n",
+    "docs/api.md": "",
     "docs/checkpoints.md": SMALL_MODEL,
     "docs/config.md": "",
     "docs/convolutions.md": "config = ipu.config.IPUConfig()\n",

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import re
 import textwrap
+import tomllib
 
 from openipu.cli import app
 
@@ -133,6 +134,15 @@ def test_the_schedule_in_the_page_is_what_the_command_prints():
 
 def test_readme_is_short():
     assert len((prose.ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 120
+
+
+def test_supported_versions_are_those_of_the_package():
+    project = tomllib.loads((prose.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    table = prose.text(prose.ROOT / "docs" / "reliability.md").partition("## Supported versions")[2].partition("##")[0]
+    shown = dict(re.findall(r"^\| (\w+) \| ([\d.]+) \|", table, re.MULTILINE))
+    asked = ["python" + project["requires-python"], *project["dependencies"]]
+    oldest = dict(line.split(">=") for line in asked if ">=" in line)
+    assert shown == {name: oldest[name.lower()] for name in ("Python", "Keras", "JAX", "NumPy")}
 
 
 def test_measured_tables_are_not_typed():

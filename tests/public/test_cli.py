@@ -1,5 +1,6 @@
 """The `openipu` command as a user starts it: in a process of its own."""
 
+import json
 import os
 import re
 import subprocess
@@ -38,14 +39,15 @@ def test_help_loads_nothing_heavy():
 
 
 def test_info_names_versions_devices_and_variables():
-    result = command("info", OPENIPU_DATA="stand-in")
+    """As JSON; test_command_output.py looks at the table."""
+    result = command("info", "--json", OPENIPU_DATA="stand-in")
     assert result.returncode == 0, result.stderr
-    lines = dict(re.findall(r"^(\S+(?: \S+)*?)\s{2,}(\S.*?)\s*$", result.stdout, re.MULTILINE))
-    assert lines["OpenIPU"] == openipu.__version__
-    assert lines["Keras backend"] == "jax"
-    assert re.match(r"\d+ x cpu", lines["devices"])
-    assert int(lines["CPU cores"]) >= 1
-    assert lines["OPENIPU_DATA"] == "stand-in"
+    found = json.loads(result.stdout)
+    assert found["OpenIPU"] == openipu.__version__
+    assert found["Keras backend"] == "jax"
+    assert re.match(r"\d+ x cpu", found["devices"])
+    assert int(found["CPU cores"]) >= 1
+    assert found["OPENIPU_DATA"] == "stand-in"
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def show_info(
     from .terminal import fail
 
     try:
-        run(as_json)
+        run(as_json=as_json)
     except OSError as error:  # the output cannot be written
         fail(error, 1)
 

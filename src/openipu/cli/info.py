@@ -56,8 +56,8 @@ print(json.dumps({"Keras backend": answer(backend), "devices": answer(devices)})
 """What the other process runs. The last line that it prints is a JSON object."""
 
 
-def run(as_json: bool = False, console: Console | None = None) -> None:
-    """Print a table of everything that decides how a program runs on this machine."""
+def run(console: Console | None = None, as_json: bool = False) -> None:
+    """Print everything that decides how a program runs on this machine: as a table, or as one JSON object."""
     console = console or make_console()
     rows = versions() | machine() | options() | environment()
     if as_json:

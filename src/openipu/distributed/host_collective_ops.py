@@ -17,6 +17,9 @@ __all__ = ["allgather", "allreduce", "broadcast"]
 def allreduce(value: Any, reduce_op: object = "SUM", tensor_name: str | None = None) -> Any:
     """The sum or mean of the values of all instances.
 
+    >>> print(ipu.distributed.allreduce(np.array([1.0, 2.0]), "MEAN"))  # of one instance
+    [1. 2.]
+
     Args:
         value: An array or number, or a structure of them, with the same shapes in all instances.
         reduce_op: "SUM" or "MEAN", as a string or as a member of an enumeration such as `tf.distribute.ReduceOp`.
@@ -31,7 +34,12 @@ def allreduce(value: Any, reduce_op: object = "SUM", tensor_name: str | None = N
 
 
 def broadcast(value: Any, root_rank: int = 0, tensor_name: str | None = None) -> Any:
-    """The value of instance `root_rank`, in all instances. Its structure and shapes are the same in all of them."""
+    """The value of instance `root_rank`, in all instances. Its structure and shapes are the same in all of them.
+
+    >>> seed = ipu.distributed.broadcast(np.array(7))  # that of instance 0, in all instances
+    >>> int(seed)
+    7
+    """
     del tensor_name
     root = validate.count("root_rank", root_rank, least=0)
     if root >= group.count():
@@ -40,7 +48,11 @@ def broadcast(value: Any, root_rank: int = 0, tensor_name: str | None = None) ->
 
 
 def allgather(value: Any, tensor_name: str | None = None) -> Any:
-    """The values of all instances, stacked along a new first axis."""
+    """The values of all instances, stacked along a new first axis.
+
+    >>> ipu.distributed.allgather(np.array([1.0, 2.0])).shape  # (instances, 2)
+    (1, 2)
+    """
     del tensor_name
     return _of_all("allgather", value)
 

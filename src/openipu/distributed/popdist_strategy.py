@@ -20,9 +20,9 @@ __all__ = ["PopDistStrategy"]
 class PopDistStrategy(IPUStrategyV1):
     """Runs the Keras models that are created inside its scope on the devices of all instances.
 
-    >>> strategy = PopDistStrategy()                    # doctest: +SKIP
-    >>> with strategy.scope():                          # doctest: +SKIP
-    ...     model = keras.Sequential([...])
+    >>> strategy = ipu.distributed.popdist_strategy.PopDistStrategy()
+    >>> with strategy.scope():
+    ...     model = keras.Sequential([keras.layers.Dense(1)])
 
     Start the script with `openipu launch`, or with Slurm, Open MPI or Kubernetes. All instances run the same script.
     The variables of instance 0 become those of all, and gradients are averaged over all replicas.

@@ -41,32 +41,54 @@ class ModelExtension(PipeliningExtension):
 
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """Train the model. Each launch of the compiled program runs `steps_per_execution` steps."""
+        """Train the model. Each launch of the compiled program runs `steps_per_execution` steps.
+
+        >>> history = model.fit(x, y, batch_size=8, epochs=3, verbose=0)
+        >>> len(history.history["loss"])
+        3
+        """
         return self._ipu_run("train", run.fit, super().fit, args, kwargs)  # type: ignore[misc]
 
     @functools.wraps(keras.Model.evaluate)
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute losses and metrics over the data."""
+        """Compute losses and metrics over the data.
+
+        >>> loss = model.evaluate(x, y, batch_size=8, verbose=0)
+        """
         return self._ipu_run("test", run.evaluate, super().evaluate, args, kwargs)  # type: ignore[misc]
 
     @functools.wraps(keras.Model.predict)
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the outputs for every row of the data, in order."""
+        """Compute the outputs for every row of the data, in order.
+
+        >>> model.predict(x, batch_size=8, verbose=0).shape
+        (32, 1)
+        """
         return self._ipu_run("predict", run.predict, super().predict, args, kwargs)  # type: ignore[misc]
 
     @functools.wraps(keras.Model.train_on_batch)
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Train on a single batch."""
+        """Train on a single batch.
+
+        >>> logs = model.train_on_batch(x[:8], y[:8], return_dict=True)
+        """
         return self._ipu_on_batch("train_on_batch", *args, **kwargs)
 
     @functools.wraps(keras.Model.test_on_batch)
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute losses and metrics over a single batch."""
+        """Compute losses and metrics over a single batch.
+
+        >>> logs = model.test_on_batch(x[:8], y[:8], return_dict=True)
+        """
         return self._ipu_on_batch("test_on_batch", *args, **kwargs)
 
     @functools.wraps(keras.Model.predict_on_batch)
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the outputs for a single batch."""
+        """Compute the outputs for a single batch.
+
+        >>> model.predict_on_batch(x[:8]).shape
+        (8, 1)
+        """
         return self._ipu_on_batch("predict_on_batch", *args, **kwargs)
 
     def _ipu_run(
@@ -127,6 +149,9 @@ class ModelExtension(PipeliningExtension):
 
         For a pipelined model, use `set_pipelining_options` instead.
 
+        >>> model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=2)
+        >>> history = model.fit(x, y, batch_size=8, verbose=0)  # an update has 2 micro-batches on each of 2 replicas
+
         Args:
             gradient_accumulation_steps_per_replica: Micro-batches per update; None keeps the previous value.
             gradient_accumulation_reduction_method: "sum" (the default: the learning rate acts on the sum of the
@@ -161,7 +186,12 @@ class ModelExtension(PipeliningExtension):
         self._set_ipu_options(unpipelined=Updates(accumulation, shard, offload))
 
     def set_replication_options(self, replicated_metric_reduction_method: MetricReduction | str = "NONE") -> None:
-        """Choose how metrics of replicas are reported: the true value (NONE), or a LIST, SUM or MEAN of the values."""
+        """Choose how metrics of replicas are reported: the true value (NONE), or a LIST, SUM or MEAN of the values.
+
+        >>> model.set_replication_options("LIST")
+        >>> len(model.evaluate(x, y, batch_size=8, verbose=0))  # the loss of each replica
+        2
+        """
         method = validate.member(
             "replicated_metric_reduction_method", replicated_metric_reduction_method, MetricReduction
         )
@@ -172,6 +202,8 @@ class ModelExtension(PipeliningExtension):
 
         Only labels in NumPy arrays are checked, and only for Keras' sparse categorical crossentropy. Labels that the
         loss ignores (`ignore_class`) or that have a sample weight of 0 may have any value.
+
+        >>> model.set_label_check(False)
         """
         self._set_ipu_options(check_labels=validate.flag("enabled", enabled))
 
@@ -181,6 +213,14 @@ class ModelExtension(PipeliningExtension):
         If True, a callback gets the logs after each step, as if `steps_per_execution` were 1, in order and in the
         thread that called `fit`. The program only waits when callbacks are more than `buffer_depth` steps behind.
         Weights are available between executions: a callback that uses `self.model` waits for the end of the execution.
+
+        >>> model.set_asynchronous_callbacks(True)
+        >>> seen = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: print(batch))
+        >>> history = model.fit(x, y, batch_size=8, verbose=0, callbacks=[seen])
+        0
+        1
+        2
+        3
         """
         self._set_ipu_options(live_callbacks=validate.flag("asynchronous", asynchronous))
 
@@ -188,6 +228,8 @@ class ModelExtension(PipeliningExtension):
         """Set how far data is read ahead: `prefetch_depth` is the number of batches (over all replicas) kept ready.
 
         The batches of at least one execution are always kept ready. `optimise_latency` has no effect.
+
+        >>> model.set_infeed_queue_options(prefetch_depth=16)
         """
         _check_feed_options(kwargs, "prefetch_depth", _INFEED_OWN)
         depth = prefetch_option(kwargs["prefetch_depth"]) if "prefetch_depth" in kwargs else None
@@ -197,6 +239,8 @@ class ModelExtension(PipeliningExtension):
         """Set how results leave the program: `buffer_depth` is the number of steps whose logs can wait for callbacks.
 
         It matters only for asynchronous callbacks. `optimise_latency` has no effect.
+
+        >>> model.set_outfeed_queue_options(buffer_depth=100)
         """
         _check_feed_options(kwargs, "buffer_depth", _OUTFEED_OWN)
         depth = validate.count("buffer_depth", kwargs["buffer_depth"]) if "buffer_depth" in kwargs else None
@@ -204,12 +248,21 @@ class ModelExtension(PipeliningExtension):
 
     @functools.wraps(keras.Model.save)
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Save the model. Of instances that train it together, the first one writes the file."""
+        """Save the model. Of instances that train it together, the first one writes the file.
+
+        >>> model.save("model.keras")
+        >>> keras.saving.load_model("model.keras").output_shape
+        (None, 1)
+        """
         self._ipu_save(super().save, *args, **kwargs)  # type: ignore[misc]
 
     @functools.wraps(keras.Model.save_weights)
     def save_weights(self, *args: Any, **kwargs: Any) -> None:
-        """Save the weights. Of instances that train them together, the first one writes the file."""
+        """Save the weights. Of instances that train them together, the first one writes the file.
+
+        >>> model.save_weights("model.weights.h5")
+        >>> model.load_weights("model.weights.h5")
+        """
         self._ipu_save(super().save_weights, *args, **kwargs)  # type: ignore[misc]
 
     @functools.wraps(keras.Model.export)

@@ -13,12 +13,12 @@ from openipu.engine.pipeline.partition.stage_marks import current_stage, in_own_
 class PipelineStage:
     """Puts the layers that are created or called inside its `with` block into a stage of the pipeline.
 
-    >>> with strategy.scope():                              # doctest: +SKIP
+    >>> with strategy.scope():
     ...     inputs = keras.Input((784,))
     ...     with ipu.keras.PipelineStage(0):
-    ...         x = keras.layers.Dense(512, "relu")(inputs)
+    ...         hidden = keras.layers.Dense(512, "relu")(inputs)
     ...     with ipu.keras.PipelineStage(1):
-    ...         outputs = keras.layers.Dense(10)(x)
+    ...         outputs = keras.layers.Dense(10)(hidden)
     ...     model = keras.Model(inputs, outputs)
 
     The stage in which a layer is called takes precedence over the one in which it was created. The call of a nested

@@ -56,6 +56,19 @@ class _Layer:
 class ModelLayerPipelineStageAssignment(_Layer):
     """One call of a layer in a subclassed model.
 
+    >>> class Model(keras.Model):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.hidden, self.out = keras.layers.Dense(8), keras.layers.Dense(1)
+    ...
+    ...     def call(self, inputs):
+    ...         return self.out(self.hidden(inputs))
+    >>> with strategy.scope():
+    ...     model = Model()
+    >>> outputs = model(x)
+    >>> [type(one).__name__ for one in model.get_pipeline_stage_assignment()]
+    ['ModelLayerPipelineStageAssignment', 'ModelLayerPipelineStageAssignment']
+
     Args:
         layer: The layer.
         node_index: Which call of the layer this is, from 0.
@@ -92,11 +105,26 @@ class ModelLayerPipelineStageAssignment(_Layer):
 
 
 class FunctionalLayerPipelineStageAssignment(ModelLayerPipelineStageAssignment):
-    """One call of a layer in a Functional model."""
+    """One call of a layer in a Functional model.
+
+    >>> with strategy.scope():
+    ...     inputs = keras.Input((4,))
+    ...     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Dense(8)(inputs)))
+    >>> stages = model.get_pipeline_stage_assignment()
+    >>> for number, one in enumerate(stages):
+    ...     one.pipeline_stage = number
+    >>> model.set_pipeline_stage_assignment(stages)
+    """
 
 
 class SequentialLayerPipelineStageAssignment(_Layer):
-    """A layer of a Sequential model."""
+    """A layer of a Sequential model.
+
+    >>> stages = model.get_pipeline_stage_assignment()
+    >>> for number, one in enumerate(stages):
+    ...     one.pipeline_stage = number
+    >>> model.set_pipeline_stage_assignment(stages)
+    """
 
     def __init__(self, layer: keras.Layer, pipeline_stage: int | None = None) -> None:
         super().__init__(layer, pipeline_stage)
@@ -137,6 +165,20 @@ class _Nested:
 class NestedModelPipelineStageAssignment(_Nested):
     """One call of a model in a subclassed model.
 
+    >>> class Outer(keras.Model):
+    ...     def __init__(self, inner):
+    ...         super().__init__()
+    ...         self.inner = inner
+    ...
+    ...     def call(self, inputs):
+    ...         return self.inner(inputs)
+    >>> with strategy.scope():
+    ...     outer = Outer(model)
+    >>> outputs = outer(x)
+    >>> (nested,) = outer.get_pipeline_stage_assignment()
+    >>> [one.pipeline_stage for one in nested.pipeline_stage_assignments]
+    [None, None]
+
     Args:
         nested_model: The model.
         node_index: Which call of the model this is, from 0.
@@ -157,11 +199,26 @@ class NestedModelPipelineStageAssignment(_Nested):
 
 
 class FunctionalNestedModelPipelineStageAssignment(NestedModelPipelineStageAssignment):
-    """One call of a model in a Functional model."""
+    """One call of a model in a Functional model.
+
+    >>> with strategy.scope():
+    ...     inputs = keras.Input((4,))
+    ...     model = keras.Model(inputs, model(inputs))
+    >>> (nested,) = model.get_pipeline_stage_assignment()
+    >>> [one.layer.name for one in nested.pipeline_stage_assignments]
+    ['hidden', 'output']
+    """
 
 
 class SequentialNestedModelPipelineStageAssignment(_Nested):
-    """A model in a Sequential model."""
+    """A model in a Sequential model.
+
+    >>> with strategy.scope():
+    ...     model = keras.Sequential([keras.Input((4,)), model])
+    >>> (nested,) = model.get_pipeline_stage_assignment()
+    >>> len(nested.pipeline_stage_assignments)
+    2
+    """
 
 
 Assignment = _Layer | _Nested

@@ -46,6 +46,11 @@ class PipeliningExtension:
         """The stage of each layer call, in the order in which they run, as objects that you can change and set.
 
         Calls without a stage have None, or the stage that was set on a nested model itself.
+
+        >>> stages = model.get_pipeline_stage_assignment()
+        >>> stages[0].pipeline_stage = 0
+        >>> stages[1].pipeline_stage = 1
+        >>> model.set_pipeline_stage_assignment(stages)
         """
         graph, calls = _calls(self)
         stages = assign.current_stages(calls, self._ipu_session.options.stages, self)
@@ -60,6 +65,11 @@ class PipeliningExtension:
         print_fn: Callable[[str], object] | None = print,
     ) -> None:
         """Set the stage of each layer call.
+
+        >>> model.set_pipeline_stage_assignment([0, 1])  # a Sequential model: one number per layer
+        >>> model.set_pipelining_options(gradient_accumulation_steps_per_replica=4)
+        >>> model.compile("sgd", "mse", steps_per_execution=4)
+        >>> history = model.fit(x, y, batch_size=8, verbose=0)  # two devices, one update of four micro-batches
 
         Args:
             pipeline_stage_assignment: The list that `get_pipeline_stage_assignment` returns, with stages filled in; for
@@ -83,13 +93,30 @@ class PipeliningExtension:
         self._set_ipu_options(stages=_table(calls, numbers))
 
     def reset_pipeline_stage_assignment(self) -> None:
-        """Remove all stages, including those of `PipelineStage`: the model is no longer pipelined."""
+        """Remove all stages, including those of `PipelineStage`: the model is no longer pipelined.
+
+        >>> model.set_pipeline_stage_assignment([0, 1])
+        >>> model.reset_pipeline_stage_assignment()
+        >>> [one.pipeline_stage for one in model.get_pipeline_stage_assignment()]
+        [None, None]
+        """
         self._set_ipu_options(stages=(), opening=CLOSED)
 
     def print_pipeline_stage_assignment_summary(
         self, line_length: int | None = None, print_fn: Callable[[str], object] | None = None
     ) -> None:
         """Print a table with the stage of each layer call.
+
+        >>> model.set_pipeline_stage_assignment([0, 1])
+        >>> model.print_pipeline_stage_assignment_summary(line_length=60)
+        Model: "model"
+        ____________________________________________________________
+        Layer (type)                  Pipeline Stage
+        ============================================================
+        hidden (Dense)                0
+        ____________________________________________________________
+        output (Dense)                1
+        ============================================================
 
         Args:
             line_length: The width of the table.
@@ -115,6 +142,9 @@ class PipeliningExtension:
         **more: Any,
     ) -> None:
         """Set how the stages of the model run. Options that are None keep their previous values.
+
+        >>> model.set_pipeline_stage_assignment([0, 1])
+        >>> model.set_pipelining_options(gradient_accumulation_steps_per_replica=4, pipeline_schedule="OneFOneB")
 
         Args:
             gradient_accumulation_steps_per_replica: Micro-batches per update. Some schedules need a multiple: Grouped

@@ -63,6 +63,21 @@ def pipeline(
     use beforehand; they are updated. Call this directly, or in a function that does nothing else and that you give to
     `strategy.run` or `ipu.ipu_compiler.compile`.
 
+    >>> hidden, output = model.layers  # they are built, so that the stages can use them
+    >>> def first(inputs, targets):
+    ...     return hidden(inputs), targets
+    >>> def second(values, targets):
+    ...     return keras.ops.mean((output(values)[:, 0] - targets) ** 2)
+    >>> def update(loss):
+    ...     return ipu.pipelining_ops.OptimizerFunctionOutput(model.optimizer, loss)
+    >>> infeed = ipu.ipu_infeed_queue.IPUInfeedQueue(input_fn())
+    >>> losses = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+    >>> _ = ipu.pipelining_ops.pipeline(
+    ...     [first, second], 4, infeed_queue=infeed, outfeed_queue=losses, optimizer_function=update
+    ... )
+    >>> losses.dequeue().shape  # four micro-batches
+    (4,)
+
     Args:
         computational_stages: Two or more functions.
         gradient_accumulation_count: Micro-batches per update, or per run if nothing is trained.

@@ -23,6 +23,12 @@ def all_to_all(
 
     Every replica splits its `x` along `split_dimension` into one part per replica, and sends part i to replica i.
 
+    >>> def program():
+    ...     parts = 10 * ipu.replication_ops.replication_index() + np.arange(2)  # replica 1 has 10 and 11
+    ...     return ipu.all_to_all_op.all_to_all(parts, split_dimension=0, concat_dimension=0, replication_factor=2)
+    >>> print(strategy.run(program))
+    [ 0 10]
+
     Args:
         x: An array whose length along `split_dimension` is a multiple of the number of replicas.
         split_dimension: The dimension that is split.
@@ -52,6 +58,11 @@ def all_to_all(
 
 def all_gather(x: Tree, replication_factor: int, name: str | None = None) -> Tree:
     """The values of `x` on all replicas, stacked along a new first axis: shape [replication_factor, ...].
+
+    >>> def program():
+    ...     return ipu.all_to_all_op.all_gather(ipu.replication_ops.replication_index(), replication_factor=2)
+    >>> print(strategy.run(program))
+    [0 1]
 
     Args:
         x: An array, or a list of arrays, which gives a list. A list of one array gives an array.

@@ -24,6 +24,10 @@ def barrier(
 ) -> list[Array]:
     """The tensors, none of which can be used before all of them are computed.
 
+    >>> a, b = ipu.control_flow_ops.barrier([np.ones(2), np.zeros(3)])
+    >>> a.shape, b.shape
+    ((2,), (3,))
+
     Args:
         tensors: A list of arrays.
         insert_barrier_for_gradients: Whether this also holds for their gradients.

@@ -20,6 +20,9 @@ def __getattr__(name: str) -> Any:
 def codelet_expression_op(vertex_expression: Callable[..., Any], *args: Any) -> Any:
     """`vertex_expression(*args)`. XLA makes one operation of it, as of any arithmetic on elements.
 
+    >>> print(ipu.custom_ops.codelet_expression_op(lambda a, b: a * b + 1, np.array([1.0, 2.0]), np.array([3.0, 4.0])))
+    [4. 9.]
+
     Args:
         vertex_expression: A function of arrays that computes each element by itself.
         *args: Arrays.

@@ -30,6 +30,11 @@ def embedding_lookup(
 ) -> Array:
     """Rows of a table: the shape of the result is `ids.shape + params.shape[1:]`.
 
+    >>> table = np.arange(6.0).reshape(3, 2)
+    >>> print(ipu.embedding_ops.embedding_lookup(table, [2, 0]))
+    [[4. 5.]
+     [0. 1.]]
+
     Args:
         params: The table.
         ids: The numbers of rows. A number that the table does not have gives not-a-number.

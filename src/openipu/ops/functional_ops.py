@@ -36,6 +36,12 @@ def outlined_function(
     On an IPU, all its calls share their code. Here, XLA decides about that. As in the original, the function takes
     positional arguments only and returns something.
 
+    >>> @ipu.outlined_function
+    ... def block(a):
+    ...     return keras.ops.relu(a - 1)
+    >>> print(block(np.array([0.0, 3.0])))
+    [0. 2.]
+
     Args:
         func: A function of arrays.
         unique_sharding: For the original compiler. It has no effect here.

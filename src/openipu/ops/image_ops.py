@@ -22,6 +22,10 @@ def normalise_image(
 ) -> Array:
     """`(image * scale - channel_offsets) * channel_scales`, with a fourth channel of zeros.
 
+    >>> pixels = np.full((1, 1, 3), 255, "uint8")
+    >>> print(ipu.image_ops.normalise_image(pixels, [0.5, 0.5, 0.5], [2, 2, 2], scale=1 / 255))
+    [[[1. 1. 1. 0.]]]
+
     Args:
         image: Images with 3 channels along the last axis, of dtype uint8, float16 or float32.
         channel_offsets: A number for each channel.

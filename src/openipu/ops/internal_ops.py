@@ -25,6 +25,8 @@ def __getattr__(name: str) -> Any:
 def print_tensor(input: ArrayLike, name: str = "") -> Array:
     """The array itself, which is printed to stderr each time the program computes it.
 
+    >>> value = ipu.internal_ops.print_tensor(np.array([3.0, 4.0]), "value")  # stderr gets: value: [3. 4.]
+
     Args:
         input: An array.
         name: What is printed in front of it.
@@ -40,11 +42,19 @@ def print_tensor(input: ArrayLike, name: str = "") -> Array:
 
 @operation
 def remap(x: ArrayLike, name: str | None = None) -> Array:  # noqa: ARG001
-    """The array itself. XLA decides how it lies in memory."""
+    """The array itself. XLA decides how it lies in memory.
+
+    >>> print(ipu.internal_ops.remap([1.0, 2.0]))
+    [1. 2.]
+    """
     return array(x)
 
 
 @operation
 def remap_deduce(x: ArrayLike, name: str | None = None) -> Array:  # noqa: ARG001
-    """The array itself. XLA decides how it lies in memory."""
+    """The array itself. XLA decides how it lies in memory.
+
+    >>> print(ipu.internal_ops.remap_deduce([1.0, 2.0]))
+    [1. 2.]
+    """
     return array(x)

@@ -34,6 +34,10 @@ def serialized_matmul(
     What a product needs besides its inputs and its result is then needed for one part at a time. For shapes (m, k) and
     (k, n), `serialization_dimension` says what is divided: "a_columns" m, "a_rows_b_columns" k, and "b_rows" n.
 
+    >>> a, b = np.ones((4, 6)), np.ones((6, 2))
+    >>> ipu.math_ops.serialized_matmul(a, b, serialization_factor=3, serialization_dimension="a_rows_b_columns").shape
+    (4, 2)
+
     Args:
         a: A matrix, or several along the first axes.
         b: The other matrix, or several.
@@ -76,6 +80,9 @@ def segment_sum(
     name: str | None = None,  # noqa: ARG001
 ) -> Array:
     """The sums of the rows of each segment, of shape (num_segments, ...).
+
+    >>> print(ipu.math_ops.segment_sum([1.0, 2.0, 3.0, 4.0], [0, 0, 2, 2], num_segments=3))
+    [3. 0. 7.]
 
     Args:
         data: An array.

@@ -40,6 +40,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 def gelu(x: ArrayLike, approximate: bool = True, name: str | None = None) -> Array:  # noqa: ARG001 - see `operation`
     """The Gaussian error linear unit.
 
+    >>> print(ipu.nn_ops.gelu(np.array([-1.0, 0.0, 1.0])).round(2))
+    [-0.16  0.    0.84]
+
     Args:
         x: An array.
         approximate: Whether it is computed with tanh, or exactly.
@@ -53,6 +56,9 @@ def gelu(x: ArrayLike, approximate: bool = True, name: str | None = None) -> Arr
 def hard_sigmoid(x: ArrayLike, name: str | None = None) -> Array:  # noqa: ARG001
     """`0.2 * x + 0.5`, at least 0 and at most 1. The slope of `keras.ops.hard_sigmoid` is 1/6.
 
+    >>> print(ipu.nn_ops.hard_sigmoid(np.array([-3.0, 0.0, 1.0])).round(2))
+    [0.  0.5 0.7]
+
     Args:
         x: An array.
         name: A name for the operation in profiles.
@@ -65,6 +71,9 @@ def hard_sigmoid(x: ArrayLike, name: str | None = None) -> Array:  # noqa: ARG00
 def swish(x: ArrayLike, name: str | None = None) -> Array:  # noqa: ARG001
     """`x * sigmoid(x)`.
 
+    >>> print(ipu.nn_ops.swish(np.array([0.0, 20.0])))
+    [ 0. 20.]
+
     Args:
         x: An array.
         name: A name for the operation in profiles.
@@ -76,6 +85,9 @@ def swish(x: ArrayLike, name: str | None = None) -> Array:  # noqa: ARG001
 @operation
 def softmax(x: ArrayLike, stable: bool = False, name: str | None = None) -> Array:  # noqa: ARG001
     """Softmax over the last axis.
+
+    >>> print(ipu.nn_ops.softmax(np.array([5.0, 5.0])))
+    [0.5 0.5]
 
     Args:
         x: An array.
@@ -93,6 +105,13 @@ def multi_conv(func: F, options: Mapping[str, str] | None = ...) -> F: ...
 def multi_conv(func: None = ..., options: Mapping[str, str] | None = ...) -> Callable[[F], F]: ...
 def multi_conv(func: F | None = None, options: Mapping[str, str] | None = None) -> F | Callable[[F], F]:
     """The function as it is: XLA itself finds convolutions that can run at the same time. Also a decorator.
+
+    >>> @ipu.nn_ops.multi_conv
+    ... def both(a, b):
+    ...     return keras.ops.conv(a, np.ones((1, 1, 3, 8))), keras.ops.conv(b, np.ones((1, 1, 3, 8)))
+    >>> left, right = both(np.ones((1, 6, 6, 3)), np.ones((1, 4, 4, 3)))
+    >>> left.shape, right.shape
+    ((1, 6, 6, 8), (1, 4, 4, 8))
 
     Args:
         func: A function with convolutions in it.
@@ -118,6 +137,11 @@ def ctc_loss_v2(
     name: str | None = None,  # noqa: ARG001
 ) -> Array:
     """The CTC loss of each sample.
+
+    >>> logits = 5.0 * np.eye(3)[[1, 0, 2]][:, None]  # three time steps of one sample: label 1, blank, label 2
+    >>> loss = ipu.nn_ops.ctc_loss_v2([[1, 2]], logits, [2], [3], blank_index=0)
+    >>> print(loss.round(2))
+    [0.03]
 
     Args:
         labels: Whole numbers of shape (batch, longest label).
@@ -146,7 +170,12 @@ def ctc_loss_with_log_probs(
     out_dtype: DTypeLike | None = None,
     name: str | None = None,
 ) -> Array:
-    """`ctc_loss_v2` of logarithms of probabilities, such as those of `keras.ops.log_softmax`."""
+    """`ctc_loss_v2` of logarithms of probabilities, such as those of `keras.ops.log_softmax`.
+
+    >>> log_probs = keras.ops.log_softmax(5.0 * np.eye(3)[[1, 0, 2]][:, None])
+    >>> print(ipu.nn_ops.ctc_loss_with_log_probs([[1, 2]], log_probs, [2], [3], blank_index=0).round(2))
+    [0.03]
+    """
     return ctc_loss_v2(labels, data, label_length, data_length, blank_index, out_dtype, name)
 
 
@@ -160,6 +189,11 @@ def ctc_beam_search_decoder(
     name: str | None = None,  # noqa: ARG001
 ) -> tuple[Array, Array, Array]:
     """The most probable sequences of labels.
+
+    >>> logits = 5.0 * np.eye(3)[[1, 0, 2]][:, None]  # three time steps of one sample: label 1, blank, label 2
+    >>> scores, lengths, labels = ipu.nn_ops.ctc_beam_search_decoder(logits, [3], blank_index=0)
+    >>> print(lengths, labels)
+    [[2]] [[[1 2 0]]]
 
     Args:
         logits: Of shape (longest time, batch, classes).
@@ -193,7 +227,12 @@ def ctc_beam_search_decoder_with_log_probs(
     blank_index: int = -1,
     name: str | None = None,
 ) -> tuple[Array, Array, Array]:
-    """`ctc_beam_search_decoder` of logarithms of probabilities, such as those of `keras.ops.log_softmax`."""
+    """`ctc_beam_search_decoder` of logarithms of probabilities, such as those of `keras.ops.log_softmax`.
+
+    >>> log_probs = keras.ops.log_softmax(5.0 * np.eye(3)[[1, 0, 2]][:, None])
+    >>> print(ipu.nn_ops.ctc_beam_search_decoder_with_log_probs(log_probs, [3], blank_index=0)[2])
+    [[[1 2 0]]]
+    """
     return ctc_beam_search_decoder(log_probs, input_length, beam_width, top_paths, blank_index, name)
 
 

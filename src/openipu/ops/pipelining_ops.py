@@ -34,6 +34,11 @@ def recomputation_checkpoint(tensors: Tree, name: str | None = None) -> Tree:
     This matters only if `IPUConfig.allow_recompute` is on; in a pipeline, only if the mode is
     `RecomputeAndBackpropagateInterleaved`.
 
+    >>> inputs = keras.Input((4,))
+    >>> kept = ipu.pipelining_ops.recomputation_checkpoint(keras.layers.Dense(8)(inputs))
+    >>> keras.Model(inputs, keras.layers.Dense(1)(kept)).output_shape
+    (None, 1)
+
     Args:
         tensors: A tensor or a structure of tensors; they can be symbolic.
         name: A name for the operation.
@@ -43,7 +48,13 @@ def recomputation_checkpoint(tensors: Tree, name: str | None = None) -> Tree:
 
 @keras.saving.register_keras_serializable("openipu")
 class RecomputationCheckpoint(keras.Operation):
-    """The operation behind `recomputation_checkpoint`, for use in Functional models."""
+    """The operation behind `recomputation_checkpoint`, for use in Functional models.
+
+    >>> inputs = keras.Input((4,))
+    >>> kept = ipu.pipelining_ops.RecomputationCheckpoint()(keras.layers.Dense(8)(inputs))
+    >>> kept.shape
+    (None, 8)
+    """
 
     def call(self, tensors: Tree) -> Tree:
         """Mark the tensors."""

@@ -27,6 +27,10 @@ def dropout(
 ) -> Array:
     """Zero for a part of `x`, chosen at random; the others are scaled so that the mean stays.
 
+    >>> kept = ipu.rand_ops.dropout(np.ones(1000), rate=0.5, seed=[1, 2])
+    >>> sorted(set(kept.tolist()))
+    [0.0, 2.0]
+
     Args:
         x: An array.
         rate: The part that becomes zero, from 0 up to but not including 1.

@@ -21,6 +21,11 @@ def reduce_scatter(x: Tree, replication_factor: int, op: str = _reductions.ADD, 
 
     Replica 0 gets the first part, replica 1 the next, and so on; the last part is padded with zeros.
 
+    >>> def program():  # the sum over two replicas is [2, 4, 6, 8], and the first one keeps its first half
+    ...     return ipu.reduce_scatter_op.reduce_scatter(np.array([1.0, 2.0, 3.0, 4.0]), replication_factor=2)
+    >>> print(strategy.run(program))
+    [2. 4.]
+
     Args:
         x: A vector, or a list of them, which gives a list. A list of one vector gives a vector.
         replication_factor: The number of replicas.

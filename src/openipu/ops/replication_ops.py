@@ -16,6 +16,10 @@ __all__ = ["replication_index"]
 
 
 def replication_index(name: str | None = None) -> Any:
-    """The number of this replica, from 0, as an int32 scalar; 0 outside of programs."""
+    """The number of this replica, from 0, as an int32 scalar; 0 outside of programs.
+
+    >>> print(strategy.run(ipu.replication_ops.replication_index))
+    0
+    """
     with jax.named_scope(name or "replication_index"):
         return jnp.int32(0) if _replicas.count() == 1 else lax.axis_index(REPLICA_AXIS).astype(jnp.int32)

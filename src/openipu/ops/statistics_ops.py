@@ -22,6 +22,9 @@ def histogram(
 ) -> Array:
     """How many values are in each bin, as float32: one more bin than there are levels.
 
+    >>> print(ipu.statistics_ops.histogram([0.1, 0.4, 0.6, 2.0], levels=[0.5, 1.0]))
+    [2. 1. 1.]
+
     Args:
         inputs: An array.
         levels: The boundaries of the bins, in ascending order. A value that equals a boundary is in the bin above.
@@ -44,7 +47,12 @@ def histogram_update(
     absolute_of_input: bool = False,
     name: str | None = None,
 ) -> Array:
-    """A histogram with more values counted. The arguments are those of `histogram`."""
+    """A histogram with more values counted. The arguments are those of `histogram`.
+
+    >>> counts = ipu.statistics_ops.histogram([0.1, 0.4, 0.6, 2.0], levels=[0.5, 1.0])
+    >>> print(ipu.statistics_ops.histogram_update(counts, [0.7, 0.8], levels=[0.5, 1.0]))
+    [2. 3. 1.]
+    """
     old, new = array(hist), histogram(inputs, levels, absolute_of_input, name)
     if old.shape != new.shape:
         raise ValueError(
@@ -55,7 +63,11 @@ def histogram_update(
 
 @operation
 def histogram_normalize(hist: ArrayLike, name: str | None = None) -> Array:  # noqa: ARG001
-    """The share of each bin; zeros if nothing has been counted."""
+    """The share of each bin; zeros if nothing has been counted.
+
+    >>> print(ipu.statistics_ops.histogram_normalize([1.0, 3.0]))
+    [0.25 0.75]
+    """
     counts = array(hist)
     return counts / jnp.maximum(jnp.sum(counts), 1)
 
@@ -63,6 +75,9 @@ def histogram_normalize(hist: ArrayLike, name: str | None = None) -> Array:  # n
 @operation
 def fixed_width_bins(inputs: ArrayLike, n_bins: int, name: str | None = None) -> Array:  # noqa: ARG001
     """The boundaries of `n_bins` bins of the same width, from the smallest to the largest of the values.
+
+    >>> print(ipu.statistics_ops.fixed_width_bins([0.0, 3.0, 9.0], n_bins=3))
+    [3. 6.]
 
     Args:
         inputs: An array.

@@ -17,13 +17,22 @@ __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 
 
 def all_gather(input_shards: Sequence[Any], axis: int = 0) -> list[Any]:
-    """All shards joined along `axis`; a list with one copy per shard."""
+    """All shards joined along `axis`; a list with one copy per shard.
+
+    >>> first, second = ipu.ops.within_replica_ops.all_gather([np.array([1.0]), np.array([2.0])])
+    >>> print(first)
+    [1. 2.]
+    """
     shards = _checked(input_shards)
     return [jnp.concatenate(shards, _replicas.dimension("axis", axis, shards[0]))] * len(shards)
 
 
 def all_reduce(input_shards: Sequence[Any], op: str) -> list[Any]:
     """The shards reduced to one; a list with one copy per shard.
+
+    >>> shards = [np.array([1.0, 2.0]), np.array([10.0, 20.0])]
+    >>> print(ipu.ops.within_replica_ops.all_reduce(shards, "COLLECTIVE_OP_ADD")[0])
+    [11. 22.]
 
     Args:
         input_shards: Scalars or vectors. Shorter vectors are padded with zeros to the length of the longest.
@@ -41,6 +50,10 @@ def reduce_scatter(input_shards: Sequence[Any], op: str) -> list[Any]:
     """The shards reduced to one and split into equal parts, one per shard; the last part is padded with zeros.
 
     Shard i gets part i. (The original rotates the parts by some shards.)
+
+    >>> shards = [np.array([1.0, 2.0]), np.array([10.0, 20.0])]
+    >>> print(*ipu.ops.within_replica_ops.reduce_scatter(shards, "COLLECTIVE_OP_ADD"))
+    [11.] [22.]
 
     Args:
         input_shards: Scalars or vectors. Shorter vectors are padded with zeros to the length of the longest.

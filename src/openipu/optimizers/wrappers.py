@@ -26,6 +26,9 @@ class CrossReplicaOptimizer(IpuOptimizer):
 
     With one replica, and for models created outside a strategy's scope, it does the same as the inner optimizer.
 
+    >>> model.compile(ipu.optimizers.CrossReplicaOptimizer("sgd"), "mse", steps_per_execution=2)
+    >>> history = model.fit(x, y, batch_size=8, verbose=0)
+
     Args:
         opt: Any Keras optimizer: an instance, a name, or a config.
         name: The name of this wrapper.
@@ -51,6 +54,10 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
     The micro-batches run one after another inside the program of a model that was created in a strategy's scope;
     `steps_per_execution` must be a multiple of their number. Each replica accumulates its own micro-batches; then the
     gradients are reduced over replicas, once per update.
+
+    >>> optimizer = ipu.optimizers.GradientAccumulationOptimizerV2("sgd", num_mini_batches=2, reduction_method="mean")
+    >>> model.compile(optimizer, "mse", steps_per_execution=2)
+    >>> history = model.fit(x, y, batch_size=8, verbose=0)  # one update of 2 micro-batches on 2 replicas
 
     Args:
         opt: Any Keras optimizer: an instance, a name, or a config.
@@ -136,6 +143,9 @@ class CrossReplicaGradientAccumulationOptimizerV2(GradientAccumulationOptimizerV
     """Accumulates micro-batches on each replica, and applies the mean over replicas once per update.
 
     The arguments are as for `GradientAccumulationOptimizerV2`.
+
+    >>> optimizer = ipu.optimizers.CrossReplicaGradientAccumulationOptimizerV2("sgd", num_mini_batches=2)
+    >>> model.compile(optimizer, "mse", steps_per_execution=2)
     """
 
     def __init__(
@@ -162,6 +172,9 @@ class CrossReplicaGradientAccumulationOptimizerV2(GradientAccumulationOptimizerV
 @_registered
 class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
     """The older form of `GradientAccumulationOptimizerV2`, which always sums over micro-batches.
+
+    >>> optimizer = ipu.optimizers.GradientAccumulationOptimizer("sgd", num_mini_batches=2)
+    >>> model.compile(optimizer, "mse", steps_per_execution=2)
 
     Args:
         opt: Any Keras optimizer: an instance, a name, or a config.
@@ -192,6 +205,9 @@ class CrossReplicaGradientAccumulationOptimizer(GradientAccumulationOptimizer, C
     """The older form of `CrossReplicaGradientAccumulationOptimizerV2`.
 
     The arguments are as for `GradientAccumulationOptimizer`.
+
+    >>> optimizer = ipu.optimizers.CrossReplicaGradientAccumulationOptimizer("sgd", num_mini_batches=2)
+    >>> model.compile(optimizer, "mse", steps_per_execution=2)
     """
 
     def __init__(
@@ -207,6 +223,8 @@ class CrossReplicaGradientAccumulationOptimizer(GradientAccumulationOptimizer, C
 @_registered
 class ShardedOptimizer(IpuOptimizer):
     """Updates each weight on its own device. All optimizers do so here, so it is the same as the inner optimizer.
+
+    >>> model.compile(ipu.optimizers.ShardedOptimizer("sgd"), "mse", steps_per_execution=2)
 
     Args:
         optimizer: Any Keras optimizer: an instance, a name, or a config.
@@ -227,6 +245,10 @@ class MapGradientOptimizer(IpuOptimizer):
 
     The function gets the gradients of each micro-batch on each replica, before they are accumulated and reduced. They
     are not affected by loss scaling: the function gets the same gradients as without mixed precision.
+
+    >>> def clipped(gradient, weight):
+    ...     return keras.ops.clip(gradient, -1, 1)
+    >>> model.compile(ipu.optimizers.MapGradientOptimizer("sgd", clipped), "mse", steps_per_execution=2)
 
     Args:
         wrapped_optimizer: Any Keras optimizer: an instance, a name, or a config.

@@ -14,6 +14,11 @@ __all__ = ["set_ipu_config"]
 def set_ipu_config(config: IPUConfig, ipus_per_replica: int | None = None, configure_device: bool = True) -> None:
     """Set the devices of this instance's replicas in a configuration, and say which instance it is.
 
+    >>> from openipu import popdist
+    >>> config = ipu.config.IPUConfig()
+    >>> popdist.tensorflow.set_ipu_config(config, ipus_per_replica=1)
+    >>> config.configure_ipu_system()
+
     Args:
         config: The configuration to change.
         ipus_per_replica: How many devices each replica has. The default is what the launcher was given.

@@ -10,6 +10,9 @@ class DeviceConnectionType(Enum):
     ON_DEMAND: When a program first needs them.
     PRE_COMPILE: Programs are compiled into the executable cache but not run; their results are zeros.
     NEVER: Programs are compiled but never run.
+
+    >>> config = ipu.config.IPUConfig()
+    >>> config.device_connection.type = ipu.config.DeviceConnectionType.ON_DEMAND
     """
 
     ALWAYS = 0
@@ -25,6 +28,9 @@ class SelectionOrder(Enum):
     ZIGZAG: Row by row, as XLA numbers them: 0, 1, 2, 3, 4, 5, 6, 7.
     SNAKE: Row by row in alternating directions, so that successive devices are neighbours: 0, 1, 3, 2, 4, 5, 7, 6.
     HOOF: Down one column and up the other, so that the first and last are neighbours too: 0, 2, 4, 6, 7, 5, 3, 1.
+
+    >>> config = ipu.config.IPUConfig()
+    >>> config.selection_order = ipu.config.SelectionOrder.SNAKE
     """
 
     AUTO = 0
@@ -34,7 +40,11 @@ class SelectionOrder(Enum):
 
 
 class StochasticRoundingBehaviour(Enum):
-    """Where float16 results are rounded up or down at random instead of to the nearest value."""
+    """Where float16 results are rounded up or down at random instead of to the nearest value.
+
+    >>> config = ipu.config.IPUConfig()
+    >>> config.floating_point_behaviour.esr = ipu.config.StochasticRoundingBehaviour.OFF
+    """
 
     OFF = 0
     ON = 1
@@ -47,7 +57,11 @@ class StochasticRoundingBehaviour(Enum):
 
 
 class MergeRemoteBuffersBehaviour(Enum):
-    """Whether buffers of the same shape in remote memory are merged."""
+    """Whether buffers of the same shape in remote memory are merged.
+
+    >>> config = ipu.config.IPUConfig()
+    >>> config.optimizations.merge_remote_buffers = ipu.config.MergeRemoteBuffersBehaviour.MERGE
+    """
 
     NO_MERGING = 0
     MERGE = 1
@@ -55,7 +69,11 @@ class MergeRemoteBuffersBehaviour(Enum):
 
 
 class SchedulingAlgorithm(Enum):
-    """How the compiler orders the operations of a program."""
+    """How the compiler orders the operations of a program.
+
+    >>> config = ipu.config.IPUConfig()
+    >>> config.scheduling.algorithm = ipu.config.SchedulingAlgorithm.CLUSTERING
+    """
 
     CHOOSE_BEST = 0
     CLUSTERING = 1
@@ -65,7 +83,11 @@ class SchedulingAlgorithm(Enum):
 
 
 class ExecutionProfileType(Enum):
-    """How detailed a profile is. No option uses it; scripts written for older releases import it."""
+    """How detailed a profile is. No option uses it; scripts written for older releases import it.
+
+    >>> ipu.config.ExecutionProfileType.NO_PROFILE.value
+    0
+    """
 
     NO_PROFILE = 0
     DEVICE_PROFILE = 1

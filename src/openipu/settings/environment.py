@@ -81,7 +81,11 @@ def environment() -> Environment:
 
 
 def running_on_ipu_model() -> bool:
-    """Whether TF_POPLAR_FLAGS asks for the simulator: programs then run on (virtual) CPU devices."""
+    """Whether TF_POPLAR_FLAGS asks for the simulator: programs then run on (virtual) CPU devices.
+
+    >>> ipu.config.running_on_ipu_model()
+    False
+    """
     return environment().use_ipu_model
 
 

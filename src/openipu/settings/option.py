@@ -18,6 +18,10 @@ class Option:
     `no_effect` says why the option has no effect on XLA hardware; None means that it takes effect.
     `xla` names the XLA compiler option that it sets, by platform; on other platforms it has no effect.
     `minimum` is the smallest value allowed.
+
+    >>> option = ipu.config.OPTIONS["auto_select_ipus"]
+    >>> option.default, option.no_effect
+    ([], None)
     """
 
     name: str

@@ -17,7 +17,12 @@ Tree = TypeVar("Tree", bound="OptionTree")
 
 
 class AttributeMetadata:
-    """What is known about an option: `name`, `type`, `default`, `deprecated`, `deprecated_msg` and `__doc__`."""
+    """What is known about an option: `name`, `type`, `default`, `deprecated`, `deprecated_msg` and `__doc__`.
+
+    >>> about = ipu.config.IPUConfig().get_attribute_metadata("allow_recompute")
+    >>> about.type, about.default
+    (<class 'bool'>, False)
+    """
 
     def __init__(self, option: Option) -> None:
         self._option = option
@@ -102,7 +107,7 @@ class Category:
     def get_attribute_metadata(self, attr: str) -> AttributeMetadata:
         """What is known about an option, by its full name or its name inside this category.
 
-        >>> OptionTree().get_attribute_metadata("optimizations.math.fast").default
+        >>> ipu.config.IPUConfig().get_attribute_metadata("optimizations.math.fast").default
         False
         """
         for name in (self._prefix + attr, attr):

@@ -1,9 +1,7 @@
 """Schedules as tables: their ticks, their costs, and the rules they obey."""
 
 import dataclasses
-import doctest
 
-import openipu
 from openipu.engine.schedule import actions, schedules
 from openipu.schedules import (
     Costs,
@@ -210,13 +208,6 @@ def test_there_is_no_closed_form_for_cheap_backwards_or_unknown_schedules():
 
 
 # Writing one
-
-
-@pytest.mark.parametrize("module", [actions, schedules, openipu.schedules], ids=lambda module: module.__name__)
-def test_the_examples_in_docstrings_work(module):
-    results = doctest.testmod(module)
-    assert results.attempted > 0
-    assert results.failed == 0
 
 
 @given(tables())

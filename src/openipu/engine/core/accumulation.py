@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 
 class Reduction(enum.Enum):
-    """How the gradients of an update's micro-batches become one gradient."""
+    """How the gradients of an update's micro-batches become one gradient.
+
+    >>> model.set_gradient_accumulation_options(
+    ...     gradient_accumulation_steps_per_replica=2,
+    ...     gradient_accumulation_reduction_method=ipu.gradient_accumulation.GradientAccumulationReductionMethod.MEAN,
+    ... )
+    """
 
     SUM = 0
     MEAN = 1

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class MetricReduction(enum.Enum):
-    """How the metrics of several replicas are reported."""
+    """How the metrics of several replicas are reported.
+
+    >>> model.set_replication_options(ipu.keras.ReplicatedMetricReductionMethod.MEAN)
+    """
 
     NONE = "NONE"
     """The true value over the samples of all replicas."""

@@ -28,7 +28,11 @@ from .updates import Updates
 
 
 class PipelineSchedule(enum.IntEnum):
-    """The schedules that have a name. Any object with a `table` method can be given instead."""
+    """The schedules that have a name. Any object with a `table` method can be given instead.
+
+    >>> ipu.pipelining_ops.PipelineSchedule.OneFOneB.name
+    'OneFOneB'
+    """
 
     Grouped = 0
     """A micro-batch enters in every tick. The default."""
@@ -43,7 +47,13 @@ class PipelineSchedule(enum.IntEnum):
 
 
 class RecomputationMode(enum.Enum):
-    """What the backward pass recomputes instead of keeping, if `IPUConfig.allow_recompute` is on."""
+    """What the backward pass recomputes instead of keeping, if `IPUConfig.allow_recompute` is on.
+
+    >>> model.set_pipelining_options(
+    ...     gradient_accumulation_steps_per_replica=4,
+    ...     recomputation_mode=ipu.pipelining_ops.RecomputationMode.RecomputeThenBackpropagate,
+    ... )
+    """
 
     Auto = 1
     """Whatever suits the schedule."""

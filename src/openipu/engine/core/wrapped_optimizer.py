@@ -149,6 +149,11 @@ class IpuOptimizer(keras.optimizers.Optimizer):
     weights itself. In `fit`, it gets the gradients of a whole update: accumulated, and reduced over replicas. Variables
     of its own are made in `build`, with `self.add_variable` or `self.add_variable_from_reference`.
 
+    >>> class Halved(ipu.optimizers.IpuOptimizer):
+    ...     def apply(self, grads, trainable_variables=None):
+    ...         return super().apply([gradient / 2 for gradient in grads], trainable_variables)
+    >>> model.compile(Halved("sgd"), "mse", steps_per_execution=2)
+
     Args:
         opt: Any Keras optimizer: an instance, a name, or a config.
         name: The name of this wrapper.

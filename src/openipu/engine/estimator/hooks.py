@@ -27,20 +27,46 @@ log = logging.getLogger("openipu")
 
 @dataclass(frozen=True, slots=True)
 class SessionRunArgs:
-    """What a hook's `before_run` asks for: "loss" or "global_step", or a list or dict of these names."""
+    """What a hook's `before_run` asks for: "loss" or "global_step", or a list or dict of these names.
+
+    >>> class Losses(ipu.estimator.SessionRunHook):
+    ...     def before_run(self, run_context):
+    ...         return ipu.estimator.SessionRunArgs("loss")
+    ...
+    ...     def after_run(self, run_context, run_values):
+    ...         print(np.shape(run_values.results))
+    >>> _ = estimator.train(input_fn, steps=2, hooks=[Losses()])
+    ()
+    ()
+    """
 
     fetches: Tree
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRunValues:
-    """The results of an execution, in the structure that was asked for. Reading an array waits until it is computed."""
+    """The results of an execution, in the structure that was asked for. Reading an array waits until it is computed.
+
+    >>> ipu.estimator.SessionRunValues(results={"loss": 0.5}).results["loss"]
+    0.5
+    """
 
     results: Tree
 
 
 class SessionRunContext:
-    """How far a run has come, and a way to end it after the current execution."""
+    """How far a run has come, and a way to end it after the current execution.
+
+    >>> class Enough(ipu.estimator.SessionRunHook):
+    ...     def after_run(self, run_context, run_values):
+    ...         if run_context.global_step >= 3:
+    ...             run_context.request_stop()
+    ...
+    ...     def end(self, session):
+    ...         print(f"ended at step {session.global_step}")
+    >>> _ = estimator.train(input_fn, steps=8, hooks=[Enough()])
+    ended at step 3
+    """
 
     def __init__(self) -> None:
         self.global_step = 0
@@ -56,6 +82,12 @@ class SessionRunHook:
     """Code that runs around executions. Override the methods you need.
 
     An execution is `iterations_per_loop` steps. `session` has `global_step` and `request_stop()`.
+
+    >>> class Beginning(ipu.estimator.SessionRunHook):
+    ...     def after_create_session(self, session, coord):
+    ...         print(f"training begins at step {session.global_step}")
+    >>> _ = estimator.train(input_fn, steps=2, hooks=[Beginning()])
+    training begins at step 0
     """
 
     def begin(self) -> None:
@@ -75,7 +107,14 @@ class SessionRunHook:
 
 
 class CheckpointSaverListener:
-    """Code that runs whenever a checkpoint is saved. Override the methods you need."""
+    """Code that runs whenever a checkpoint is saved. Override the methods you need.
+
+    >>> class Told(ipu.estimator.CheckpointSaverListener):
+    ...     def after_save(self, session, global_step_value):
+    ...         print(f"saved at step {global_step_value}")
+    >>> _ = estimator.train(input_fn, steps=2, saving_listeners=[Told()])
+    saved at step 2
+    """
 
     def begin(self) -> None:
         """Called once, before training."""
@@ -93,9 +132,12 @@ class CheckpointSaverListener:
 class IPULoggingTensorHook(SessionRunHook):
     """Logs tensors that model_fn computes inside the device loop.
 
-    >>> hook = IPULoggingTensorHook(every_n_secs=3)          # doctest: +SKIP
-    >>> train_op = group(optimizer.minimize(loss), hook.log({"loss": loss}))          # doctest: +SKIP
-    >>> EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=[hook])          # doctest: +SKIP
+    >>> def model_fn(features, labels, mode):
+    ...     loss = keras.ops.mean((keras.layers.Dense(1)(features)[:, 0] - labels) ** 2)
+    ...     hook = ipu.estimator.IPULoggingTensorHook(every_n_secs=3)
+    ...     train_op = ipu.estimator.group(keras.optimizers.SGD(0.01).minimize(loss), hook.log({"loss": loss}))
+    ...     return ipu.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=[hook])
+    >>> estimator = ipu.estimator.IPUEstimator(model_fn, "logged").train(input_fn, steps=2)
 
     Args:
         every_n_iter: The number of executions between two log lines.

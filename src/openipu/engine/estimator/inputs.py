@@ -28,7 +28,13 @@ Batch = tuple[Tree, ...]
 
 @dataclass(frozen=True, slots=True)
 class InputContext:
-    """What an input_fn with an argument `input_context` learns about its reader."""
+    """What an input_fn with an argument `input_context` learns about its reader.
+
+    >>> def input_fn(input_context):
+    ...     mine = slice(input_context.input_pipeline_id, None, input_context.num_input_pipelines)
+    ...     return [(x[mine], y[mine])] * 8
+    >>> _ = estimator.train(input_fn, steps=2)
+    """
 
     num_input_pipelines: int = 1
     input_pipeline_id: int = 0

@@ -137,7 +137,14 @@ def current_trace(what: str) -> ModelFnTrace:
 
 
 def get_global_step() -> Array:
-    """The number of steps (micro-batches of one replica) trained so far. For use inside model_fn."""
+    """The number of steps (micro-batches of one replica) trained so far. For use inside model_fn.
+
+    >>> def model_fn(features, labels, mode):
+    ...     rate = 0.1 / (1.0 + keras.ops.cast(ipu.estimator.get_global_step(), "float32"))
+    ...     loss = keras.ops.mean((keras.layers.Dense(1)(features)[:, 0] - labels) ** 2) * rate
+    ...     return ipu.estimator.EstimatorSpec(mode, loss=loss, train_op=keras.optimizers.SGD(1.0).minimize(loss))
+    >>> _ = ipu.estimator.IPUEstimator(model_fn, "slower").train(input_fn, steps=2)
+    """
     return current_trace("`get_global_step`").global_step
 
 

@@ -16,7 +16,11 @@ import numpy as np
 
 
 class ModeKeys:
-    """The modes in which model_fn is called."""
+    """The modes in which model_fn is called.
+
+    >>> ipu.estimator.ModeKeys.TRAIN, ipu.estimator.ModeKeys.EVAL, ipu.estimator.ModeKeys.PREDICT
+    ('train', 'eval', 'infer')
+    """
 
     TRAIN: Literal["train"] = "train"
     EVAL: Literal["eval"] = "eval"
@@ -28,7 +32,15 @@ ENGINE_MODE: dict[str, Mode] = {ModeKeys.TRAIN: "train", ModeKeys.EVAL: "test", 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainOp:
-    """The record that `optimizer.minimize(loss)` returns. The engine differentiates `loss` and applies `optimizer`."""
+    """The record that `optimizer.minimize(loss)` returns. The engine differentiates `loss` and applies `optimizer`.
+
+    >>> def model_fn(features, labels, mode):
+    ...     loss = keras.ops.mean((keras.layers.Dense(1)(features)[:, 0] - labels) ** 2)
+    ...     train_op = keras.optimizers.SGD(0.01).minimize(loss)
+    ...     assert isinstance(train_op, ipu.estimator.TrainOp)
+    ...     return ipu.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+    >>> _ = ipu.estimator.IPUEstimator(model_fn, "run").train(input_fn, steps=1)
+    """
 
     optimizer: keras.optimizers.Optimizer
     loss: Array
@@ -50,13 +62,30 @@ class Group:
 
 
 def group(*ops: Any) -> Group:
-    """Combine several records into one `train_op`, for example `group(optimizer.minimize(loss), hook.log(loss))`."""
+    """Combine several records into one `train_op`, for example `group(optimizer.minimize(loss), hook.log(loss))`.
+
+    >>> def model_fn(features, labels, mode):
+    ...     loss = keras.ops.mean((keras.layers.Dense(1)(features)[:, 0] - labels) ** 2)
+    ...     hook = ipu.estimator.IPULoggingTensorHook(every_n_iter=100)
+    ...     train_op = ipu.estimator.group(keras.optimizers.SGD(0.01).minimize(loss), hook.log({"loss": loss}))
+    ...     return ipu.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=[hook])
+    >>> _ = ipu.estimator.IPUEstimator(model_fn, "logged").train(input_fn, steps=2)
+    """
     return Group(ops)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IPUEstimatorSpec:
     """What a model_fn returns: the tensors and records that its mode needs.
+
+    >>> def model_fn(features, labels, mode):
+    ...     outputs = keras.layers.Dense(1)(features)[:, 0]
+    ...     loss = keras.ops.mean((outputs - labels) ** 2)
+    ...     error = keras.ops.mean(abs(outputs - labels))
+    ...     return ipu.estimator.IPUEstimatorSpec(mode, loss=loss, eval_metric_ops={"error": error})
+    >>> _ = estimator.train(input_fn, steps=2)
+    >>> sorted(ipu.estimator.IPUEstimator(model_fn, "run").evaluate(input_fn, steps=2))
+    ['error', 'global_step', 'loss']
 
     Args:
         mode: One of `ModeKeys`.
@@ -102,6 +131,11 @@ class EstimatorSpec:
     """What a model_fn returns, in the form of `tf.estimator`. For the arguments see `IPUEstimatorSpec`.
 
     `export_outputs` and `scaffold` have no effect; a warning says so once.
+
+    >>> def model_fn(features, labels, mode):
+    ...     loss = keras.ops.mean((keras.layers.Dense(1)(features)[:, 0] - labels) ** 2)
+    ...     return ipu.estimator.EstimatorSpec(mode, loss=loss, train_op=keras.optimizers.SGD(0.01).minimize(loss))
+    >>> _ = ipu.estimator.IPUEstimator(model_fn, "run").train(input_fn, steps=2)
     """
 
     mode: str

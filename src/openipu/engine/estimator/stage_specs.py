@@ -26,6 +26,17 @@ class IPUPipelineEstimatorSpec:
     The first stage gets what `input_fn` yields: features and labels, only features, or a dict as named arguments. Every
     other stage gets what the previous one returned.
 
+    >>> def model_fn(mode):
+    ...     def first(features, labels):
+    ...         return keras.layers.Dense(8, "relu")(features), labels
+    ...
+    ...     def second(hidden, labels):
+    ...         return keras.ops.mean((keras.layers.Dense(1)(hidden)[:, 0] - labels) ** 2)
+    ...
+    ...     return ipu.estimator.IPUPipelineEstimatorSpec(
+    ...         mode, [first, second], gradient_accumulation_count=4, eval_metrics_fn=lambda loss: {"loss": loss.mean()}
+    ...     )
+
     Args:
         mode: One of `ModeKeys`.
         computational_stages: Two or more functions.

@@ -44,7 +44,10 @@ a process whose replicas wait for each other for longer than that."""
 
 
 class IPUOutfeedMode(enum.Enum):
-    """Which elements of an outfeed reach the host."""
+    """Which elements of an outfeed reach the host.
+
+    >>> outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue(ipu.ipu_outfeed_queue.IPUOutfeedMode.LAST)
+    """
 
     ALL = "all"
     """All of them, in order."""

@@ -28,7 +28,11 @@ _AROUND = 5
 
 
 class Kind(StrEnum):
-    """What an action computes."""
+    """What an action computes.
+
+    >>> ipu.schedules.Action(2, ipu.schedules.Kind.BACKWARD, 0)
+    B2:0
+    """
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -36,7 +40,11 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """The forward or backward of one stage for one micro-batch. Prints as `F2:0` or `B1:3`."""
+    """The forward or backward of one stage for one micro-batch. Prints as `F2:0` or `B1:3`.
+
+    >>> print(ipu.schedules.Action(stage=2, kind=ipu.schedules.Kind.FORWARD, micro_batch=0))
+    F2:0
+    """
 
     stage: int
     kind: Kind
@@ -49,7 +57,7 @@ class Action:
     def parse(cls, text: str) -> Action:
         """The action that prints as `text`.
 
-        >>> Action.parse("B1:3").stage
+        >>> ipu.schedules.Action.parse("B1:3").stage
         1
         """
         found = _ACTION.fullmatch(text)
@@ -63,17 +71,29 @@ Cell = tuple[Action, ...]
 
 
 def forward(stage: int, micro_batch: int) -> Action:
-    """The action `F<stage>:<micro_batch>`."""
+    """The action `F<stage>:<micro_batch>`.
+
+    >>> print(ipu.schedules.forward(stage=2, micro_batch=0))
+    F2:0
+    """
     return Action(stage, Kind.FORWARD, micro_batch)
 
 
 def backward(stage: int, micro_batch: int) -> Action:
-    """The action `B<stage>:<micro_batch>`."""
+    """The action `B<stage>:<micro_batch>`.
+
+    >>> print(ipu.schedules.backward(stage=1, micro_batch=3))
+    B1:3
+    """
     return Action(stage, Kind.BACKWARD, micro_batch)
 
 
 def journey(stages: int, micro_batch: int, training: bool = True) -> list[Action]:
-    """Everything that happens to one micro-batch, in order: F0, F1, ..., and in training also ..., B1, B0."""
+    """Everything that happens to one micro-batch, in order: F0, F1, ..., and in training also ..., B1, B0.
+
+    >>> print(*ipu.schedules.journey(stages=3, micro_batch=0))
+    F0:0 F1:0 F2:0 B2:0 B1:0 B0:0
+    """
     there = [forward(stage, micro_batch) for stage in range(stages)]
     return there + [backward(stage, micro_batch) for stage in reversed(range(stages))] if training else there
 
@@ -93,7 +113,12 @@ def needs(action: Action, stages: int) -> list[Action]:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What each device does in each tick of one update: `cells[device][tick]`. Prints as rows of actions."""
+    """What each device does in each tick of one update: `cells[device][tick]`. Prints as rows of actions.
+
+    >>> table = ipu.schedules.Table.parse(["F0:0 -    -    B0:0", "-    F1:0 B1:0 -"], devices=[0, 1])
+    >>> table.stages, table.ticks, table.micro_batches
+    (2, 4, 1)
+    """
 
     cells: tuple[tuple[Cell, ...], ...]
     devices: tuple[int, ...]
@@ -172,9 +197,15 @@ def _parse_cell(text: str) -> Cell:
 def render(
     table: Table, start: int = 0, stop: int | None = None, mark: tuple[int, int] | None = None, width: int | None = None
 ) -> list[str]:
-    """Lines of text for the ticks from `start` to `stop`. `mark` is a (device, tick) to point at.
+    r"""Lines of text for the ticks from `start` to `stop`. `mark` is a (device, tick) to point at.
 
     A table that is wider than `width` continues below, after an empty line.
+
+    >>> table = ipu.schedules.GPipe().table(stages=2, micro_batches=2)
+    >>> print("\n".join(ipu.schedules.render(table, start=0, stop=3)))
+    tick      0     1     2
+    device 0  F0:0  F0:1  -
+    device 1  -     F1:0  F1:1
     """
     names = ["tick", *(f"device {device}" for device in range(len(table.cells)))]
     columns = [
@@ -214,7 +245,17 @@ def _blocks(columns: list[list[str]], width: int | None, taken: int) -> Iterator
 
 
 class ScheduleError(ValueError):
-    """A table breaks a rule. The message shows where."""
+    r"""A table breaks a rule. The message shows where.
+
+    >>> table = ipu.schedules.Table.parse(["F0:0 -", "F1:0 -"], devices=[0, 1], training=False)
+    >>> try:
+    ...     ipu.schedules.validate(table)
+    ... except ipu.schedules.ScheduleError as error:
+    ...     print(*str(error).splitlines()[1:], sep="\n")
+    tick      0       1
+    device 0  F0:0    -
+    device 1  >F1:0<  -
+    """
 
     def __init__(self, rule: str, table: Table, device: int, tick: int) -> None:
         start = max(0, tick - _AROUND)
@@ -233,6 +274,12 @@ def validate(table: Table) -> Table:
     4. What an action uses has been computed and has arrived [Note: when values are available]. That is the forward of
        the stage before or, for a backward, the forward of the same stage and the backward of the stage after.
     5. Every micro-batch passes every stage, forwards and, in training, backwards.
+
+    >>> table = ipu.schedules.validate(ipu.schedules.OneFOneB().table(stages=2, micro_batches=2))
+    >>> print(table)
+    tick      0     1     2     3     4     5
+    device 0  F0:0  F0:1  -     B0:0  -     B0:1
+    device 1  -     F1:0  B1:0  F1:1  B1:1  -
     """
     if not isinstance(table, Table):
         raise TypeError(f"The `table` method of a schedule returned a {type(table).__name__}. Return a `Table`.")

@@ -50,7 +50,12 @@ class _Scale:
 
 
 def svg(table: Table, title: str = "", costs: Pace | None = None, width: int = 1100) -> str:
-    """The text of an SVG file about `width` pixels wide. Every action is drawn as long as it takes."""
+    """The text of an SVG file about `width` pixels wide. Every action is drawn as long as it takes.
+
+    >>> picture = ipu.schedules.svg(ipu.schedules.Grouped().table(stages=2, micro_batches=4), title="Grouped")
+    >>> from pathlib import Path
+    >>> written = Path("schedule.svg").write_text(picture)
+    """
     costs = costs or Costs()
     edges = tuple(accumulate(durations(table, costs), initial=0.0))
     typical = costs.typical

@@ -66,6 +66,9 @@ def check(
     """The device of each stage. Raises if one of the numbers is impossible, and says what is possible instead.
 
     `option` tells users, in errors, where they set the number of micro-batches.
+
+    >>> ipu.schedules.check(stages=4, micro_batches=8, devices=[0, 1, 1, 0])
+    (0, 1, 1, 0)
     """
     if validate.count("stages", stages) < 2:
         raise ValueError(
@@ -149,6 +152,11 @@ class Grouped(_Steady):
 
     A device runs the backward of an older micro-batch and the forward of a newer one in the same tick. Stage s of S
     holds 2 (S - s) - 1 micro-batches. The number of micro-batches is a multiple of 2 S in training and of S otherwise.
+
+    >>> print(ipu.schedules.Grouped().table(stages=2, micro_batches=4))
+    tick      0     1     2          3          4          5     6
+    device 0  F0:0  F0:1  F0:2       B0:0,F0:3  B0:1       B0:2  B0:3
+    device 1  -     F1:0  B1:0,F1:1  B1:1,F1:2  B1:2,F1:3  B1:3  -
     """
 
     def _offsets(self, devices: Sequence[int], training: bool) -> tuple[int, ...]:
@@ -166,6 +174,11 @@ class Interleaved(_Steady):
     Micro-batches enter as often as possible without a device having to run two stages in one tick: in training, every
     second tick. Stage s of S holds S - s micro-batches. The number of micro-batches is a multiple of S, or of less
     where devices are shared.
+
+    >>> print(ipu.schedules.Interleaved().table(stages=2, micro_batches=2))
+    tick      0     1     2     3     4     5
+    device 0  F0:0  -     F0:1  B0:0  -     B0:1
+    device 1  -     F1:0  B1:0  F1:1  B1:1  -
     """
 
     def _offsets(self, devices: Sequence[int], training: bool) -> tuple[int, ...]:
@@ -198,6 +211,11 @@ class Sequential(_Steady):
     """A micro-batch enters when the one before has finished: one device works at a time, with the least memory.
 
     It holds one micro-batch, takes any number of them, and allows any stages on any devices.
+
+    >>> print(ipu.schedules.Sequential().table(stages=2, micro_batches=2))
+    tick      0     1     2     3     4     5     6     7
+    device 0  F0:0  -     -     B0:0  F0:1  -     -     B0:1
+    device 1  -     F1:0  B1:0  -     -     F1:1  B1:1  -
     """
 
     def _offsets(self, devices: Sequence[int], training: bool) -> tuple[int, ...]:  # noqa: ARG002
@@ -266,7 +284,13 @@ class _Progress:
 
 @dataclass(frozen=True, slots=True)
 class GPipe(_Urgent):
-    """All forwards, then all backwards: the bubble of Grouped, but every stage holds all micro-batches at once."""
+    """All forwards, then all backwards: the bubble of Grouped, but every stage holds all micro-batches at once.
+
+    >>> print(ipu.schedules.GPipe().table(stages=2, micro_batches=2))
+    tick      0     1     2     3     4     5
+    device 0  F0:0  F0:1  -     -     B0:0  B0:1
+    device 1  -     F1:0  F1:1  B1:0  B1:1  -
+    """
 
     def _admits(self, action: Action, progress: _Progress) -> bool:
         return action.kind is Kind.FORWARD or min(progress.forwards) == progress.micro_batches
@@ -278,6 +302,11 @@ class OneFOneB(_Urgent):
 
     Stage s of S never holds more than S - s micro-batches. It takes any number of micro-batches, and allows any stages
     on any devices.
+
+    >>> print(ipu.schedules.OneFOneB().table(stages=2, micro_batches=2))
+    tick      0     1     2     3     4     5
+    device 0  F0:0  F0:1  -     B0:0  -     B0:1
+    device 1  -     F1:0  B1:0  F1:1  B1:1  -
     """
 
     def _admits(self, action: Action, progress: _Progress) -> bool:
@@ -290,7 +319,11 @@ BUILT_IN: Final[tuple[Schedule, ...]] = (Grouped(), Interleaved(), Sequential(),
 
 
 def by_name(name: str) -> Schedule:
-    """The schedule of that name, in any spelling: `"Grouped"`, `"one_f_one_b"`, `"1F1B"`."""
+    """The schedule of that name, in any spelling: `"Grouped"`, `"one_f_one_b"`, `"1F1B"`.
+
+    >>> ipu.schedules.by_name("1F1B")
+    OneFOneB()
+    """
     known = {_plain(type(schedule).__name__): schedule for schedule in BUILT_IN}
     known["1f1b"] = known["onefoneb"]
     plain = _plain(name)

@@ -35,6 +35,11 @@ class _Ctc(keras.Layer):
 class CTCLoss(_Ctc):
     """The CTC loss of each sample, as a layer: a model with this output is compiled with the loss `lambda _, y: y`.
 
+    >>> labels, lengths = np.array([[1, 2]]), (np.array([2]), np.array([3]))
+    >>> logits = 5.0 * np.eye(3)[[1, 0, 2]][:, None]  # three time steps of one sample: label 1, blank, label 2
+    >>> print(ipu.keras.layers.CTCLoss(from_logits=True)(labels, logits, *lengths).round(2))
+    [0.03]
+
     Args:
         blank_index: The class that stands for no label.
         from_logits: Whether the data are any numbers, or logarithms of probabilities.
@@ -67,6 +72,11 @@ class CTCLoss(_Ctc):
 @registered
 class CTCInferenceLayer(_Ctc):
     """The most probable sequences of labels, as `ipu.nn_ops.ctc_beam_search_decoder` finds them.
+
+    >>> logits = 5.0 * np.eye(3)[[1, 0, 2]][:, None]  # three time steps of one sample: label 1, blank, label 2
+    >>> scores, lengths, labels = ipu.keras.layers.CTCInferenceLayer(from_logits=True)(logits, np.array([3]))
+    >>> print(labels)
+    [[[1 2 0]]]
 
     Args:
         blank_index: The class that stands for no label.
@@ -112,6 +122,10 @@ class CTCPredictionsLayer(CTCInferenceLayer):
     """The most probable sequence of labels of each sample, followed by blanks, of shape (batch, longest time).
 
     The arguments are those of `CTCInferenceLayer`.
+
+    >>> logits = 5.0 * np.eye(3)[[1, 0, 2]][:, None]  # three time steps of one sample: label 1, blank, label 2
+    >>> print(ipu.keras.layers.CTCPredictionsLayer(from_logits=True)(logits, np.array([3])))
+    [[1 2 0]]
     """
 
     def call(self, data: Array, data_length: Array) -> Any:

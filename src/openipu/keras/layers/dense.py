@@ -23,6 +23,10 @@ class SerialDense(keras.layers.Dense):
     (..., m, k) and a kernel of shape (k, n), `serialization_dimension` says what is divided: "input_columns" m,
     "input_rows_kernel_columns" k, and "kernel_rows" n.
 
+    >>> layer = ipu.keras.layers.SerialDense(6, serialization_factor=3, serialization_dimension="kernel_rows")
+    >>> layer(x).shape  # three products with two columns of the kernel each
+    (32, 6)
+
     Args:
         units: The size of the outputs.
         serialization_factor: The number of parts. It divides the dimension.

@@ -21,6 +21,11 @@ class RecomputationCheckpoint(keras.Layer):
     that part of the model is computed again. In a pipeline, the recomputation mode must be
     `RecomputeAndBackpropagateInterleaved`, which is what `Auto` means for the schedule Sequential.
 
+    >>> with strategy.scope():
+    ...     model = keras.Sequential([
+    ...         keras.layers.Dense(64, "relu"), ipu.keras.layers.RecomputationCheckpoint(), keras.layers.Dense(1)
+    ...     ])
+
     Args:
         **kwargs: Arguments of every Keras layer.
     """
@@ -41,6 +46,9 @@ class RecomputationCheckpoint(keras.Layer):
 @registered
 class AssumeEqualAcrossReplicas(keras.Layer):
     """Returns its inputs. The original needs to be told that values are equal on all replicas; programs here do not.
+
+    >>> print(ipu.keras.layers.AssumeEqualAcrossReplicas()(np.ones(2)))
+    [1. 1.]
 
     Args:
         inplace: Whether the inputs are not copied. Either way, nothing is copied here.

@@ -19,6 +19,9 @@ Initializer: TypeAlias = str | keras.initializers.Initializer
 class Embedding(keras.layers.Embedding):
     """Turns whole numbers into vectors of a trained table: `(batch, length)` becomes `(batch, length, output_dim)`.
 
+    >>> ipu.keras.layers.Embedding(input_dim=100, output_dim=16)(np.array([[1, 5, 7]])).shape
+    (1, 3, 16)
+
     Args:
         input_dim: How many rows the table has: numbers go from 0 to `input_dim - 1`.
         output_dim: The length of the vectors.
@@ -75,6 +78,11 @@ class Embedding(keras.layers.Embedding):
 @registered
 class Dropout(keras.layers.Dropout):
     """Sets a part of its inputs to zero in training, and scales the others so that their mean stays.
+
+    >>> layer = ipu.keras.layers.Dropout(0.5, seed=1)
+    >>> outputs = layer(np.ones(100, "float32"), training=True)
+    >>> sorted(set(outputs.tolist()))
+    [0.0, 2.0]
 
     Args:
         rate: The part that becomes zero, from 0 up to but not including 1.

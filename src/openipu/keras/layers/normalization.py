@@ -23,6 +23,10 @@ class GroupNormalization(keras.Layer):
     By default, groups are strided: channel c is in group `c % groups`. With `strided_channel_grouping=False`, a group
     is a run of neighbouring channels, as in Keras. Weights trained with one kind do not fit the other.
 
+    >>> layer = ipu.keras.layers.GroupNormalization(groups=2)
+    >>> print(layer(np.array([[1.0, 10.0, 3.0, 30.0]])).round(2))  # channels 0 and 2 are a group, and 1 and 3
+    [[-1. -1.  1.  1.]]
+
     Args:
         groups: How many groups there are. It divides the number of channels.
         channels_axis: The axis of the channels; not the first one.
@@ -130,6 +134,9 @@ class GroupNormalization(keras.Layer):
 class InstanceNormalization(GroupNormalization):
     """Gives each channel of each sample zero mean and unit variance, then scales and shifts it.
 
+    >>> ipu.keras.layers.InstanceNormalization()(np.ones((2, 8, 8, 3))).shape
+    (2, 8, 8, 3)
+
     Args:
         channels_axis: The axis of the channels; not the first one.
         center: Whether channels are shifted by a trained `beta`.
@@ -162,6 +169,9 @@ class InstanceNormalization(GroupNormalization):
 @registered
 class LayerNormalization(keras.layers.LayerNormalization):
     """`keras.layers.LayerNormalization`. The lengths of the axes that it normalizes must be known.
+
+    >>> print(ipu.keras.layers.LayerNormalization()(np.array([[1.0, 2.0, 3.0]])).round(2))
+    [[-1.22  0.    1.22]]
 
     Args:
         axis: The axis or axes to normalize over.

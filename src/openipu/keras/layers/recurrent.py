@@ -141,6 +141,9 @@ class PopnnLSTM(_Recurrent, keras.layers.LSTM):
     Those that an IPU does not have must be left as they are: biases are used; there are no regularizers, constraints,
     `recurrent_dropout`, `go_backwards` or `unroll`.
 
+    >>> ipu.keras.layers.LSTM(16, return_sequences=True)(np.ones((2, 5, 4), "float32")).shape
+    (2, 5, 16)
+
     Args:
         units: The size of the outputs.
         activation: The activation of outputs.
@@ -165,6 +168,10 @@ class PopnnLSTM(_Recurrent, keras.layers.LSTM):
 
 @registered
 class PopnnGRU(_Recurrent, keras.layers.GRU):
-    """`keras.layers.GRU` with the arguments of `PopnnLSTM`, and `reset_after`, which is True by default."""
+    """`keras.layers.GRU` with the arguments of `PopnnLSTM`, and `reset_after`, which is True by default.
+
+    >>> ipu.keras.layers.GRU(16)(np.ones((2, 5, 4), "float32")).shape
+    (2, 16)
+    """
 
     keras_name = "GRU"

@@ -14,7 +14,11 @@ import keras
 
 @registered
 class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
-    """`ipu.optimizers.GradientAccumulationOptimizerV2`. For a single micro-batch, it is the inner optimizer itself."""
+    """`ipu.optimizers.GradientAccumulationOptimizerV2`. For a single micro-batch, it is the inner optimizer itself.
+
+    >>> optimizer = ipu.keras.optimizers.GradientAccumulationOptimizer("sgd", num_mini_batches=2)
+    >>> model.compile(optimizer, "mse", steps_per_execution=2)
+    """
 
     def __new__(cls, opt: OptimizerLike, num_mini_batches: int, *_args: Any, **_kwargs: Any) -> Any:
         """The inner optimizer itself if there is nothing to accumulate."""

@@ -21,6 +21,9 @@ from .moments import MomentOptimizer
 class AdamIpuOptimizer(MomentOptimizer):
     """Adam, as `keras.optimizers.Adam`.
 
+    >>> optimizer = ipu.keras.optimizers.AdamIpuOptimizer(0.001, m_dtype="float16")  # half the memory for the means
+    >>> model.compile(optimizer, "mse", steps_per_execution=2)
+
     Args:
         learning_rate: A number or a schedule.
         beta_1: How much of the mean of gradients is kept in each update.

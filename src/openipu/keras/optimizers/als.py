@@ -29,6 +29,9 @@ class ALSOptimizer(IpuOptimizer):
 
     The counts concern all gradients, so it cannot train a model in stages whose gradients are float16.
 
+    >>> optimizer = ipu.keras.optimizers.ALSOptimizer("sgd", initial_loss_scaling_factor=1024)
+    >>> model.compile(optimizer, "mse", steps_per_execution=2)
+
     Args:
         opt: Any Keras optimizer: an instance, a name, or a config.
         initial_loss_scaling_factor: The first factor, a power of two.
@@ -186,6 +189,10 @@ class ALSGradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
     """Accumulates the gradients of several micro-batches for an `ALSOptimizer`, which counts once per update.
 
     The arguments are those of `ipu.optimizers.GradientAccumulationOptimizerV2`.
+
+    >>> scaled = ipu.keras.optimizers.ALSOptimizer("sgd")
+    >>> optimizer = ipu.keras.optimizers.ALSGradientAccumulationOptimizer(scaled, num_mini_batches=2)
+    >>> model.compile(optimizer, "mse", steps_per_execution=2)
     """
 
     def __init__(self, opt: ALSOptimizer, num_mini_batches: int, *args: Any, **kwargs: Any) -> None:

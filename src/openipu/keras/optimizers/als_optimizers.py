@@ -43,6 +43,9 @@ class _Scaled(ALSOptimizer):
 class ALSOptimizerSGD(_Scaled):
     """`ALSOptimizer` around gradient descent.
 
+    >>> optimizer = ipu.keras.optimizers.ALSOptimizerSGD(0.01, momentum=0.9, update_frequency=4)
+    >>> model.compile(optimizer, "mse", steps_per_execution=2)
+
     Args:
         learning_rate: A number or a schedule.
         momentum: How much of the previous update is added to each update.
@@ -68,6 +71,8 @@ class ALSOptimizerSGD(_Scaled):
 @registered
 class ALSOptimizerAdam(_Scaled):
     """`ALSOptimizer` around Adam.
+
+    >>> model.compile(ipu.keras.optimizers.ALSOptimizerAdam(0.001), "mse", steps_per_execution=2)
 
     Args:
         learning_rate: A number or a schedule.
@@ -102,6 +107,8 @@ class ALSOptimizerAdam(_Scaled):
 @registered
 class ALSOptimizerRMSProp(_Scaled):
     """`ALSOptimizer` around RMSprop.
+
+    >>> model.compile(ipu.keras.optimizers.ALSOptimizerRMSProp(0.001), "mse", steps_per_execution=2)
 
     Args:
         learning_rate: A number or a schedule.

@@ -21,6 +21,11 @@ class IpuOptimizerBase(keras.optimizers.Optimizer):
 
     A subclass makes its slots in `build` with `add_slots`, and computes updates in `update_step`.
 
+    >>> class Signs(ipu.keras.optimizers.IpuOptimizerBase):
+    ...     def update_step(self, gradient, variable, learning_rate):
+    ...         variable.assign_sub(learning_rate * keras.ops.sign(gradient))
+    >>> model.compile(Signs(0.01), "mse", steps_per_execution=2)
+
     Args:
         learning_rate: A number or a schedule.
         name: The name of the optimizer.

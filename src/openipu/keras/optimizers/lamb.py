@@ -23,6 +23,9 @@ from .moments import MomentOptimizer
 class LAMBIpuOptimizer(MomentOptimizer):
     """LAMB: Adam whose update of each weight has a size in proportion to the weight's norm.
 
+    >>> optimizer = ipu.keras.optimizers.LAMBIpuOptimizer(0.01, weight_decay_rate=0.01)
+    >>> model.compile(optimizer, "mse", steps_per_execution=2)
+
     Args:
         learning_rate: A number or a schedule.
         beta_1: How much of the mean of gradients is kept in each update.

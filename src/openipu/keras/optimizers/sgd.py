@@ -20,6 +20,9 @@ from .base import IpuOptimizerBase, Rate, slot_dtype
 class SGDIpuOptimizer(IpuOptimizerBase):
     """Gradient descent with momentum, as `keras.optimizers.SGD`.
 
+    >>> optimizer = ipu.keras.optimizers.SGDIpuOptimizer(0.01, momentum=0.9, momentum_accum_dtype="float16")
+    >>> model.compile(optimizer, "mse", steps_per_execution=2)
+
     Args:
         learning_rate: A number or a schedule.
         momentum: How much of the previous update is added to each update.

@@ -15,6 +15,10 @@ import keras
 class OptimizerFunctionOutput:
     """The loss to minimize and the optimizer that does so, as the `optimizer_function` of a pipeline returns them.
 
+    >>> optimizer = keras.optimizers.SGD(0.01)
+    >>> def optimizer_function(loss):
+    ...     return ipu.pipelining_ops.OptimizerFunctionOutput(optimizer, loss)
+
     Args:
         opt: A Keras optimizer, or one of `ipu.optimizers`.
         loss: The loss of one micro-batch: a tensor without axes.

@@ -10,6 +10,8 @@ from openipu import _validate as validate
 class PipelineStageOptions:
     """Options for one stage that the original passes to its libraries. They are checked and kept, but have no effect.
 
+    >>> options = ipu.pipelining_ops.PipelineStageOptions(matmul_options={"partialsType": "half"})
+
     Args:
         convolution_options: For convolutions.
         matmul_options: For matrix products.
