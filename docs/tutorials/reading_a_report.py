@@ -28,7 +28,7 @@ import openipu as ipu
 import keras
 from IPython.display import HTML
 
-BATCH = 64
+BATCH = 50
 images = int(os.environ.get("OPENIPU_TUTORIAL_IMAGES", "60000"))
 mnist = ipu.datasets.mnist(images, images // 6)
 x, y = mnist.x_train.reshape(-1, 784).astype("float32") / 255, mnist.y_train
@@ -60,14 +60,14 @@ def create_model():
     )
 
 
-def compile_model(model):
-    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"], steps_per_execution=8)
+def compile_model(model, steps):
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"], steps_per_execution=steps)
 
 
 strategy = ipu.ipu_strategy.IPUStrategy()
 with strategy.scope():
     model = create_model()
-    compile_model(model)
+    compile_model(model, steps=10)
 
 with ipu.report(out / "slow"):
     model.fit(slow_batches(), epochs=1, verbose=2)
@@ -86,8 +86,8 @@ def show(name, section, height):
     page = (out / name / "report.html").read_text(encoding="utf-8")
     style = page.partition("<body>")[0]
     part = re.search(rf"<h3>{section}</h3>.*?(?=<h3>|</section>)", page, re.DOTALL)[0]
-    frame = f'<iframe title="{section}" srcdoc="{html.escape(style + part)}" width="100%" height="{height}"></iframe>'
-    return HTML(f"<div>{frame}</div>".replace("\n", " "))
+    document = html.escape(style + part).replace("\n", "&#10;")  # in one line, as a page needs it
+    return HTML(f'<div><iframe title="{section}" srcdoc="{document}" width="100%" height="{height}"></iframe></div>')
 
 
 show("slow", "Summary", 640)
@@ -111,7 +111,7 @@ show("slow", "Summary", 640)
 # %%
 with strategy.scope():
     model = create_model()
-    compile_model(model)
+    compile_model(model, steps=10)
 with ipu.report(out / "arrays"):
     model.fit(x, y, batch_size=BATCH, epochs=2, verbose=2)
 
@@ -165,8 +165,8 @@ def pipelined(name, *stages, **how):
     with strategy.scope():
         model = create_model()
     model.set_pipeline_stage_assignment(*stages, **how)
-    model.set_pipelining_options(gradient_accumulation_steps_per_replica=8)
-    compile_model(model)
+    model.set_pipelining_options(gradient_accumulation_steps_per_replica=4)
+    compile_model(model, steps=20)
     with ipu.report(out / name):
         model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
 
@@ -176,11 +176,11 @@ show("uneven", "Pipeline", 760)
 
 # %% [markdown]
 # There are two pictures of the schedule. The planned one assumes that all stages take equally long. For the measured one,
-# every action was timed by itself. There you see it: device 1 waits for device 0 in every tick. The advice in the summary
-# names the stage:
+# every action was timed by itself. There you see it: device 1 does little and waits for device 0. The summary says it in
+# words, and names the stage:
 
 # %%
-openipu_report("uneven")
+show("uneven", "Summary", 560)
 
 # %% [markdown]
 # So let OpenIPU find the cut, and compare again. Look at "stage balance" and "measured bubble".
