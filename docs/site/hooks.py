@@ -19,6 +19,7 @@ from public_modules import MODEL_METHODS, NOT_FOR_USERS, public_modules
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?\)")
+PICTURE = re.compile(r'<img [^>]*src="(concepts/[\w-]+\.svg)"[^>]*>')
 
 
 def copied_pages() -> dict[Path, str]:
@@ -74,7 +75,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages and downloads that are not in docs/."""
 
-    def add(uri: str, content: str) -> None:
+    def add(uri: str, content: str | bytes) -> None:
         files.append(File.generated(config, uri, content=content))
 
     for path, uri in copied_pages().items():
@@ -84,10 +85,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, uri in tutorials().items():
         notebook = notebooks.read(path)
         add(uri.replace(".md", ".ipynb"), notebooks.as_json(notebook))
-        add(
-            uri,
-            notebooks.as_markdown(notebooks.run(notebook) if config.extra["run_tutorials"] else notebook, path.stem),
-        )
+        shown = notebooks.run(notebook) if config.extra["run_tutorials"] else notebook
+        page = notebooks.as_page(shown, path.stem)
+        add(uri, page.markdown)
+        for name, content in page.pictures.items():
+            add(f"tutorials/{name}", content)
     for uri, text in api_pages().items():
         add(uri, text)
     for path, uri in downloads().items():
@@ -112,3 +114,13 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return f"]({'../' * uri.count('/')}{address}{link[2] or ''})"
 
     return LINK.sub(lead, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Put the pictures of concepts into their page, where they take on the colours of its scheme."""
+
+    def picture(link: re.Match[str]) -> str:
+        drawn = (ROOT / "docs" / link[1]).read_text(encoding="utf-8")
+        return drawn.replace("<svg ", "<svg data-search-exclude ", 1)
+
+    return PICTURE.sub(picture, html)

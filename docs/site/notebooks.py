@@ -4,8 +4,10 @@
 printed. The environment variable OPENIPU_TUTORIAL_IMAGES makes tutorials smaller.
 """
 
+import re
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import jupytext
@@ -15,6 +17,8 @@ import nbformat
 
 SECONDS = 600
 """How long a cell may take."""
+PICTURE = re.compile(r"!\[svg\]\((\S+)\)")
+LABEL = re.compile(r'aria-label="([^"]*)"')
 
 
 def read(path: Path) -> nbformat.NotebookNode:
@@ -38,14 +42,31 @@ def as_json(notebook: nbformat.NotebookNode) -> str:
     return nbformat.writes(notebook)
 
 
-def as_markdown(notebook: nbformat.NotebookNode, name: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A notebook as a page of the site."""
+
+    markdown: str
+    pictures: dict[str, bytes]
+    """What its cells have drawn: the files beside the page, by name."""
+
+
+def as_page(notebook: nbformat.NotebookNode, name: str) -> Page:
     """A page, with a link to the notebook below its heading. Log lines and progress on stderr are left out."""
     for cell in notebook.cells:
         if "outputs" in cell:
             cell["outputs"] = [output for output in cell["outputs"] if output.get("name") != "stderr"]
-    text, _ = nbconvert.MarkdownExporter().from_notebook_node(notebook)
+    text, found = nbconvert.MarkdownExporter().from_notebook_node(notebook, {"unique_key": name})
+    pictures = found["outputs"]
+    text = PICTURE.sub(lambda link: f"![{described(pictures[link[1]])}]({link[1]})", text)
     heading, rest = text.lstrip().split("\n", 1)
-    return f"{heading}\n\n[This page as a notebook]({name}.ipynb)\n{rest}"
+    return Page(f"{heading}\n\n[This page as a notebook]({name}.ipynb)\n{rest}", pictures)
+
+
+def described(picture: bytes) -> str:
+    """What a drawing says about itself."""
+    label = LABEL.search(picture.decode("utf-8"))
+    return label[1] if label else "What the cell draws"
 
 
 if __name__ == "__main__":

@@ -56,8 +56,9 @@ def test_a_picture_of_a_long_table_numbers_some_ticks():
     assert labels == [str(tick) for tick in range(0, 802, 10)]
 
 
-def test_the_picture_in_the_documentation_is_current(repository):
+def test_the_pictures_in_the_documentation_are_current(repository):
     assert (repository / "docs" / "schedule-grouped.svg").read_text() == svg(Grouped().table(4, 8), "Grouped")
+    assert (repository / "docs" / "schedule-two-stages.svg").read_text() == svg(Grouped().table(2, 4), "Grouped")
 
 
 def test_the_command_prints_the_table_and_its_costs(tmp_path):
