@@ -91,7 +91,9 @@ def _setting(value: Any, seen: set[int]) -> Hashable:
     if isinstance(value, keras.Layer):
         return type(value), _settings(value, seen)
     shape = getattr(value, "shape", None)
-    return type(value), None if shape is None else (tuple(shape), str(value.dtype))
+    if shape is None or callable(shape):  # preprocessing layers keep Keras' backend, where `shape` is a function
+        return type(value), None
+    return type(value), (tuple(shape), str(value.dtype))
 
 
 def _cost(node: Node, values: dict[int, Value]) -> float:
