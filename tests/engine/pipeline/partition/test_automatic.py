@@ -73,6 +73,12 @@ def test_layers_are_looked_into_only_where_it_helps() -> None:
     assert auto(odd, 2) == [["e0", "e1/block_0"], ["e1/block_1", "e2"]]
 
 
+def test_a_model_that_begins_with_preprocessing() -> None:
+    even = [layers.Dense(64, name=f"d{i}") for i in range(4)]
+    model = keras.Sequential([keras.Input((64,)), layers.Rescaling(1 / 255, name="scale"), *even])
+    assert auto(model, 2) == [["scale", "d0", "d1"], ["d2", "d3"]]
+
+
 def test_a_model_of_few_layers_can_have_more_stages() -> None:
     model = keras.Sequential([keras.Input((64,)), Encoder(4, name="e")])
     assert auto(model, 4) == [[f"e/block_{i}"] for i in range(4)]

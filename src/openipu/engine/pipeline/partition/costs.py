@@ -91,7 +91,7 @@ def _setting(value: Any, seen: set[int]) -> Hashable:
     if isinstance(value, keras.Layer):
         return type(value), _settings(value, seen)
     shape = getattr(value, "shape", None)
-    if shape is None or callable(shape):  # Keras' preprocessing layers hold a module with a function `shape`
+    if shape is None or callable(shape):  # preprocessing layers keep Keras' backend, where `shape` is a function
         return type(value), None
     return type(value), (tuple(shape), str(value.dtype))
 
