@@ -205,6 +205,22 @@ def test_conditions_and_loops_on_values_of_the_program():
         assert tuple(map(int, found)) == expected
 
 
+def test_a_branch_may_make_a_list():
+    @tf.function
+    def scaled(x):
+        parts = [x, x + 1.0]
+        if tf.reduce_sum(x) > 0:
+            twice = []
+            for part in parts:
+                twice.append(2.0 * part)  # noqa: PERF401
+            parts = twice
+        return parts
+
+    x = np.abs(X[0])
+    np.testing.assert_allclose(strategy(1).run(scaled, args=(x,)), [2 * x, 2 * x + 2], rtol=1e-6)
+    np.testing.assert_allclose(strategy(1).run(scaled, args=(-x,)), [-x, 1 - x], rtol=1e-6)
+
+
 def test_a_loop_ends_with_break():
     @tf.function
     def first_above(rows, limit):
@@ -452,7 +468,7 @@ def test_what_a_program_cannot_do_is_refused_with_the_remedy():
             total += tf.reduce_sum(x)
         return total
 
-    with pytest.raises(RuntimeError, match="It was kept in a list, which a program does not carry"):
+    with pytest.raises(RuntimeError, match="A program does not carry lists that grow"):
         strategy(1).run(keeps_a_list, args=(X[0],))
     with strategy(1).scope(), pytest.raises(RuntimeError, match=r"call `next\(iterator\)` in the loop"):
         strategy(1).run(loops_for_ever, args=(iter(dataset(8)),))

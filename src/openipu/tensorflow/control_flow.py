@@ -27,9 +27,11 @@ from .loop_state import (
     as_array,
     as_arrays,
     choose,
+    inside,
     is_carried,
     is_traced,
     is_undefined,
+    note_added,
     the_trace,
 )
 from .replacements import Replacements
@@ -50,7 +52,7 @@ def install(replacements: Replacements) -> None:
     operators = api._TRANSPILER.get_extra_locals()["ag__"]
     for name, make in {
         "if_stmt": _if_statement, "while_stmt": _while_statement, "if_exp": _if_expression, "and_": _and, "or_": _or,
-        "not_": _not,
+        "not_": _not, "converted_call": _noting_lists,
     }.items():  # fmt: skip
         replacements.put(operators, name, make(getattr(operators, name)))
     registry = control_flow.for_loop_registry
@@ -99,7 +101,8 @@ def _for_range(
                 body(over.at(index))
                 return [index + 1, *state.get()]
 
-            return list(resolved(run))
+            with inside():
+                return list(resolved(run))
 
         def goes_on(carry: list[Any]) -> Any:
             assert extra_test is not None
@@ -158,7 +161,8 @@ def _while_statement(original: Callable[..., None]) -> Callable[..., None]:
                     body()
                     return state.get()
 
-                return list(resolved(run))
+                with inside():
+                    return list(resolved(run))
 
             state.put(trace.while_loop(goes_on, turn, state.values, None))
 
@@ -205,8 +209,9 @@ def _chosen(
         set_state(first)
         run()
         state = get_state()[:nouts]
-        after[run] = state
-        return [as_arrays(value) if is_carried(value) else jnp.int32(0) for value in state]
+        carried = [is_carried(value) for value in state]
+        after[run] = state, carried
+        return [as_arrays(value) if known else jnp.int32(0) for value, known in zip(state, carried, strict=True)]
 
     try:
         values = choose(trace, condition, [functools.partial(branch, run) for run in bodies])
@@ -216,10 +221,10 @@ def _chosen(
             f"{', '.join(names[:nouts])}. Give each of them a value of one shape and dtype in both branches. "
             f"{error}"
         ) from None
-    one, other = (after[run] for run in bodies)
+    (one, carried), (other, _) = (after[run] for run in bodies)
     same = [a is b or (is_undefined(a) and is_undefined(b)) for a, b in zip(one, other, strict=True)]
-    for name, alike, value in zip(names, same, one, strict=False):
-        if not alike and not is_carried(value):
+    for name, alike, known in zip(names, same, carried, strict=False):
+        if not alike and not known:
             raise TypeError(
                 f"`{name}` has no number or array as its value in one branch of an `if` on a value of the program "
                 f"({where()}). Set it in both branches, or before the `if`."
@@ -252,6 +257,14 @@ def _or(original: Callable[..., Any]) -> Callable[..., Any]:
         return jnp.logical_or(value, b()) if is_traced(value) else original(lambda: value, b)
 
     return or_
+
+
+def _noting_lists(original: Callable[..., Any]) -> Callable[..., Any]:
+    def converted_call(f: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> Any:
+        note_added(f, args)
+        return original(f, args, kwargs, *rest, **options)
+
+    return converted_call
 
 
 def _not(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import tensorflow as tf
 from jax.typing import ArrayLike
 
-from .loop_state import Range, as_array, choose, is_traced, like, the_trace
+from .loop_state import Range, as_array, choose, inside, is_traced, like, the_trace
 from .replacements import Replacements
 from .values import being_traced, native, where
 
@@ -80,7 +80,8 @@ def _while_function(original: Callable[..., Any]) -> Callable[..., Any]:
             return cond(*jax.tree.unflatten(structure, carry))
 
         def turn(carry: list[Any]) -> list[Any]:
-            new = resolved(lambda: jax.tree.leaves(tuple(body(*jax.tree.unflatten(structure, carry)))))
+            with inside():
+                new = resolved(lambda: jax.tree.leaves(tuple(body(*jax.tree.unflatten(structure, carry)))))
             return [like("loop_vars", old, value) for old, value in zip(first, new, strict=True)]
 
         last = as_part(lambda: the_trace().while_loop(goes_on, turn, first, most))

@@ -21,7 +21,6 @@ import numpy as np
 import tensorflow as tf
 
 from .control_flow import converted
-from .loop_state import leaks_explained
 from .replacements import Replacements
 from .values import any_foreign, being_traced, where
 
@@ -55,7 +54,7 @@ def _call(original: Callable[..., Any]) -> Callable[..., Any]:
             python = converted(python)
         if current() is None:  # in a layer of a model that is trained, or on results of programs
             return python(*args, **kwargs)
-        with _named(getattr(self, "__name__", "function")), leaks_explained():
+        with _named(getattr(self, "__name__", "function")):
             return resolved(lambda: python(*args, **kwargs))
 
     return call

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from openipu.engine.program.gradient_marks import resolved
 from openipu.engine.program.program_trace import ProgramTrace, current
@@ -21,6 +22,8 @@ from jax.typing import ArrayLike
 from .values import Lazy, native, where
 
 State = tuple[Any, ...]
+
+_local = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +66,46 @@ def the_trace() -> ProgramTrace:
     return trace
 
 
+class Lost(Lazy):
+    """What is left in a list of a value that a loop or a branch has put there, when the loop or branch has ended."""
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise RuntimeError(
+            f"A value that a loop or a branch of the program has put into a list is used outside of it ({where()}). A "
+            "program does not carry lists that grow. Keep the value in a variable that has a value before the loop, "
+            "for example in an array of zeros to which the loop adds its rows."
+        )
+
+    __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __getitem__ = _refuse
+    __jax_array__ = __array__ = __float__ = __len__ = __iter__ = __getattr__ = _refuse
+
+
+def note_added(function: Any, args: Sequence[Any]) -> None:
+    """Call when code that is traced calls a function: it may put values into a list."""
+    owner, levels = getattr(function, "__self__", None), _levels()
+    if type(owner) is not list or not levels:
+        return
+    kind = function.__name__
+    added = args[-1:] if kind in ("append", "insert") else args[0] if kind == "extend" else ()
+    if isinstance(added, list | tuple):
+        levels[-1].extend((owner, value) for value in added if any(map(is_traced, jax.tree.leaves(value))))
+
+
+def _levels() -> list[list[tuple[list[Any], Any]]]:
+    found: list[list[tuple[list[Any], Any]]] = _local.__dict__.setdefault("levels", [])
+    return found
+
+
 @contextlib.contextmanager
-def leaks_explained() -> Iterator[None]:
-    """Until the block ends, say what to do if a value is used outside of the loop or branch that has computed it."""
+def inside() -> Iterator[None]:
+    """Until the block ends, the body of a loop or a branch is traced. What it has put into lists is lost then."""
+    levels = _levels()
+    levels.append([])
     try:
         yield
-    except jax.errors.UnexpectedTracerError as error:
-        raise RuntimeError(
-            "A value that a loop or a branch of the program has computed is used outside of it. It was kept in a list, "
-            "which a program does not carry. Keep it in a variable that has a value before the loop, for example in an "
-            "array of zeros that the loop adds rows to."
-        ) from error
+    finally:
+        for changed, added in levels.pop():
+            changed[:] = [Lost() if value is added else value for value in changed]
 
 
 class Carried:
@@ -159,7 +191,11 @@ def choose(trace: ProgramTrace, condition: Array, branches: Sequence[Callable[[]
         raise TypeError(f"The condition of an `if` has shape {condition.shape} ({where()}). Give one boolean.")
 
     def branch(function: Callable[[], list[Any]]) -> Callable[[list[Any]], list[Any]]:
-        return lambda _: list(resolved(function))
+        def run(_: list[Any]) -> list[Any]:
+            with inside():
+                return list(resolved(function))
+
+        return run
 
     demanded = dict(trace.demands)
     chosen = trace.cond(condition.astype(bool), (branch(branches[0]), branch(branches[1])), [])

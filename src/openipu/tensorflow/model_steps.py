@@ -33,7 +33,6 @@ import keras
 
 from . import second_optimizers
 from .control_flow import converted
-from .loop_state import leaks_explained
 from .replacements import Replacements
 from .values import LIBRARIES
 
@@ -90,7 +89,7 @@ def _stateless(mode: Mode, step: Callable[..., Any]) -> Callable[..., Any]:
         known = {id(v): (v, value) for part, new in parts for v, value in zip(part, new, strict=True)}
 
         def run() -> Any:
-            with _running_as(_LossCount(self)), drawing_from(carried.seeds), leaks_explained():
+            with _running_as(_LossCount(self)), drawing_from(carried.seeds):
                 return converted(step)(self, data)
 
         optimizers = (self.optimizer, *carried.optimizers) if mode == "train" else ()
