@@ -16,6 +16,7 @@ if sys.argv[1:] == ["never comes"] and os.environ["OPENIPU_INSTANCE"] == "1":
 
 import openipu as ipu
 from openipu import popdist
+from openipu.engine.devices import standing
 
 import keras
 import numpy as np
@@ -63,11 +64,18 @@ class Looks(keras.callbacks.Callback):
             [np.asarray(variable.value) for variable in self.model.optimizer.variables]
 
 
-def by_signal(act: Callable[[], object], seconds: float = 1, again: float = 0) -> None:
-    """Do something in the last instance after some seconds, wherever it is then, and possibly again and again."""
+def by_signal(act: Callable[[], object]) -> None:
+    """Do something in the last instance, in a handler of a signal, when some more programs have been launched."""
+    before = standing.here().launched
+
+    def handle(*_: object) -> None:
+        if standing.here().launched > before + 5:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            act()
+
     if is_last():
-        signal.signal(signal.SIGALRM, lambda *_: act())
-        signal.setitimer(signal.ITIMER_REAL, seconds, again)
+        signal.signal(signal.SIGALRM, handle)
+        signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
 
 
 def is_last() -> bool:
@@ -75,18 +83,21 @@ def is_last() -> bool:
 
 
 def long_epoch() -> None:
-    """An epoch that lasts until a signal ends it, without any callback that could do so."""
+    """An epoch that lasts for minutes unless a signal ends it, without any callback that could do so."""
     with strategy().scope():
         model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(4)])
     model.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=10)
-    model.fit(*data(), 8, steps_per_epoch=40, verbose=0)  # so that nothing is left to compile
+    x, y = data(400_000)
+    model.fit(x, y, 1, steps_per_epoch=40, verbose=0)  # so that nothing is left to compile
     if sys.argv[1] == "exits in an epoch":
         by_signal(lambda: sys.exit(0))
     else:
-        by_signal(lambda: setattr(model, "stop_training", True), again=0.3)
-    model.fit(*data(), 8, epochs=2, steps_per_epoch=10**8, verbose=0)
+        by_signal(lambda: setattr(model, "stop_training", True))
+    model.fit(x, y, 1, verbose=0)
     digest = hashlib.sha256(b"".join(np.asarray(weight.value).tobytes() for weight in model.weights))
-    print(f"ended {digest.hexdigest()}", flush=True)
+    steps = int(model.optimizer.iterations)
+    assert steps < len(x) // 4, "the signal came too late"
+    print(f"ended {steps} {digest.hexdigest()}", flush=True)
 
 
 def look() -> None:

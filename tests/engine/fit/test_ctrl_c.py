@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from openipu.engine.loop import loop
 from openipu.engine.loop.loop import Loop
 
 import jax
@@ -162,3 +163,23 @@ def test_many_presses_at_random_moments(kind: str, checkpoint: bool, repository:
         capture_output=True, text=True, timeout=60 + 20 * PRESSES, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_an_exception_of_another_signal_is_not_disturbed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its handler raises when the program has taken the weights, but has not returned them yet."""
+    model = make_model()
+
+    def interrupted(_: Any) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    monkeypatch.setattr(loop, "local", interrupted)
+    before = signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))
+    try:
+        with pytest.raises(SystemExit) as exited:
+            model.fit(X, Y, 4, verbose=0)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert exited.value.code == 7
+    assert f"The values of the model {model.name!r} are lost" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,8 @@ from openipu.engine.types import Array
 
 import jax
 import keras
+
+log = logging.getLogger("openipu")
 
 
 class StateInFlight:
@@ -101,8 +104,22 @@ class StateInFlight:
                     task.start()
                     leave(task)
                     in_background(task)
-            if waited:
+            if waited and not self._is_lost():
                 self.sync()
+
+    def _is_lost(self) -> bool:
+        """Whether the state has gone into a program that could not return it, because an exception came in between.
+
+        That of Ctrl-C waits, but the handler of another signal may raise one anywhere. It must leave undisturbed.
+        """
+        leaves = [leaf for leaf in jax.tree.leaves(self._state) if isinstance(leaf, jax.Array)]
+        if not any(leaf.is_deleted() for leaf in leaves):
+            return False
+        log.error(
+            "The values of the model %r are lost: an exception came while a program was launched.", self._model.name
+        )
+        self._state = self._owners = None
+        return True
 
     def _finish_late(self) -> None:
         if self._running is not None:
