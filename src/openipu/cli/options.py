@@ -24,7 +24,7 @@ StepsPerExecution = Annotated[
 Ipus = Annotated[
     int | None,
     typer.Option(
-        min=1, max=4096, metavar="N", help="Devices. More of them than stages: more replicas.",
+        min=1, max=4096, metavar="N", help="Devices to train on: the stages, times the replicas.",
         show_default="one per stage",
     ),
 ]  # fmt: skip
