@@ -269,6 +269,13 @@ ESTIMATORS = [
         f"{ESTIMATOR}::test_model_fn_sees_the_number_of_every_step",
     ),
     mutant(
+        "learning-rates-of-model-functions-are-lost",
+        "engine/estimator/model_steps.py",
+        "[rates.get(position, value) for",
+        "[value for",
+        f"{ESTIMATOR}::test_model_fn_computes_the_learning_rate",
+    ),
+    mutant(
         "other-optimizers-are-restored",
         "engine/estimator/saved_state.py",
         "        if name not in saved.optimizer or name not in slots or np.shape",
