@@ -266,6 +266,11 @@ def nce_loss(
     It is the sum of binary cross-entropies of the labels and of classes that are drawn at random. Without
     `sampled_values`, it can be used in functions for `strategy.run`.
 
+    >>> weights, biases, labels = np.zeros((100, 4), "float32"), np.zeros(100, "float32"), np.arange(32)[:, None]
+    >>> loss = strategy.run(lambda: ipu.nn_ops.nce_loss(weights, biases, labels, x, num_sampled=8, num_classes=100))
+    >>> loss.shape
+    (32,)
+
     Args:
         weights: One row for each class.
         biases: One number for each class.
@@ -304,6 +309,11 @@ def sampled_softmax_loss(
 
     Train with it, and evaluate with the softmax over all classes. Without `sampled_values` or `seed`, it can be used in
     functions for `strategy.run`.
+
+    >>> weights, biases, labels = np.zeros((100, 4), "float32"), np.zeros(100, "float32"), np.arange(32)[:, None]
+    >>> loss = ipu.nn_ops.sampled_softmax_loss(weights, biases, labels, x, num_sampled=8, num_classes=100, seed=(1, 2))
+    >>> loss.shape
+    (32,)
 
     Args:
         weights: One row for each class.
