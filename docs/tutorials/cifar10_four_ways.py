@@ -105,9 +105,9 @@ with devices(1).scope():
 # | two CPU cores, batches of 32 | 46 | 29 |
 # | one H200, batches of 16 | 1.2 | 0.21 |
 #
-# The second: `set_gradient_accumulation_options(4)` adds up the gradients of four batches before the weights change. So an update is made
-# from 200 images, with the memory of 50. Adam does not mind that gradients are added up and not averaged. With SGD, you would
-# [lower the learning rate](../replication.md#learning-rate).
+# The second: `set_gradient_accumulation_options(4)` adds up the gradients of four batches before the weights change. So an
+# update is made from 200 images, with the memory of 50. Adam does not mind that gradients are added up and not averaged. With
+# SGD, you would [lower the learning rate](../replication.md#learning-rate).
 #
 # There are a quarter as many updates now, so the losses differ from those of way 1.
 
