@@ -99,7 +99,7 @@ show("slow", "Summary", 640)
 # Everything else is time in which the devices had nothing to do.
 #
 # - **Plan, trace, lower, compile** happen once. In a short run like this one they are most of the time; in a long one, they
-#   hardly count. That is why the numbers below the bar leave them out.
+#   hardly count. That is why throughput and time per step leave them out.
 # - **Wait for data** is what is wrong here.
 # - The box with the coloured edge says so, and what to do about it.
 #
