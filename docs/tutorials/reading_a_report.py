@@ -37,14 +37,14 @@ out = pathlib.Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## A first report
 #
-# The data comes from a slow place. Here it is a generator that sleeps for 20 milliseconds, as if it read each batch from a
+# The data comes from a slow place. Here it is a generator that sleeps for 50 milliseconds, as if it read each batch from a
 # far disk. To get a report, put `ipu.report` around the calls that you want to know about.
 
 
 # %%
 def slow_batches():
     for first in range(0, len(x), BATCH):
-        time.sleep(0.02)
+        time.sleep(0.05)
         yield x[first : first + BATCH], y[first : first + BATCH]
 
 
@@ -99,7 +99,7 @@ show("slow", "Summary", 640)
 # Everything else is time in which the devices had nothing to do.
 #
 # - **Plan, trace, lower, compile** happen once. In a short run like this one they are most of the time; in a long one, they
-#   hardly count. That is why the numbers below the bar leave them out.
+#   hardly count. That is why throughput and time per step leave them out.
 # - **Wait for data** is what is wrong here.
 # - The box with the coloured edge says so, and what to do about it.
 #
@@ -126,7 +126,7 @@ openipu_report("slow", "arrays")
 
 # %% [markdown]
 # "Devices wait for data" is where the change is. Numbers of two runs are never exactly equal; those that differ by less than
-# 2 % are called the same.
+# 2 % are called the same. They are only as good as the machine was quiet: if other programs used it, measure again.
 #
 # ## Compute
 #

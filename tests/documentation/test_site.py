@@ -41,6 +41,7 @@ def test_tables_and_examples_are_shown(pages):
     assert "hand-written" in pages["index.html"]
     assert "OneFOneB" in pages["performance.html"]
     assert "set_pipelining_options" in pages["api/models.html"]
+    assert pages["concepts.html"].count('class="concept"') == len(list((prose.ROOT / "docs" / "concepts").iterdir()))
     examples = "".join(html for name, html in pages.items() if name.startswith("api/"))
     assert "<blockquote>" not in examples, "an example that is not shown as code"
 

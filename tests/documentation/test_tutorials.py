@@ -1,5 +1,6 @@
 """Every tutorial, run as a notebook, on a few stand-in digits. The tools are those of the extra `docs`."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -30,3 +31,16 @@ def test_a_tutorial_is_on_the_site_and_small_if_asked(page):
     code = page.read_text(encoding="utf-8")
     assert f"tutorials/{page.stem}.md" in (prose.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert 'os.environ.get("OPENIPU_TUTORIAL_IMAGES"' in code
+
+
+def test_what_cells_draw_is_beside_the_page(monkeypatch):
+    for tool in ("jupytext", "nbclient", "nbconvert"):
+        pytest.importorskip(tool)
+    nbformat = pytest.importorskip("nbformat")
+    monkeypatch.syspath_prepend(prose.ROOT / "docs" / "site")
+    drawn = '<svg xmlns="http://www.w3.org/2000/svg" aria-label="Two stages"/>'
+    output = nbformat.v4.new_output("display_data", {"image/svg+xml": drawn})
+    cells = [nbformat.v4.new_markdown_cell("# Title"), nbformat.v4.new_code_cell("draw()", outputs=[output])]
+    page = importlib.import_module("notebooks").as_page(nbformat.v4.new_notebook(cells=cells), "drawing")
+    assert page.pictures == {"drawing_1_0.svg": drawn.encode()}
+    assert "![Two stages](drawing_1_0.svg)" in page.markdown
