@@ -227,14 +227,14 @@ def _training_property(patch: Patch, _owner: object, _original: object) -> prope
     return property(get, set_)
 
 
-def _added_method(patch: Patch, _owner: object, _original: object) -> property:
-    """A method that Keras does not have. It exists only in threads that have a handler."""
+def _added_method(patch: Patch, _owner: object, original: Handler | None) -> property:
+    """A method that Keras does not have. Unless something else adds it, it exists only in threads with a handler."""
 
     def get(self: object) -> Any:
-        handlers = patch.handlers()
-        if not handlers:
+        found = [original, *patch.handlers()][-1]
+        if found is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {patch.attribute!r}")
-        return functools.partial(handlers[-1], self)
+        return functools.partial(found, self)
 
     return property(get)
 
