@@ -18,6 +18,7 @@ import pytest
 import instance_callbacks
 import instance_estimators
 import instance_programs
+import instance_sources
 import instances
 
 CASES = ("plain", "accumulated", "sharded", "pipeline")
@@ -77,6 +78,17 @@ def test_instances_with_data_of_their_own(tmp_path: Path) -> None:
     assert (len(first["outputs"]), len(second["outputs"])) == instances.SIZES
     del first["outputs"], second["outputs"]
     assert_same(first, second)
+
+
+@pytest.mark.slow
+def test_models_and_data_of_many_kinds_equal_one_process(tmp_path: Path) -> None:
+    cases = tuple(instance_sources.CASES)
+    launch(tmp_path, 2, 1, "auto", *cases, script=instance_sources)
+    launch(tmp_path, 1, 2, "one", *cases, script=instance_sources)
+    for case in cases:
+        expected = results(tmp_path, case, "one")
+        for instance in range(2):
+            assert_same(results(tmp_path, case, "auto", instance), expected)
 
 
 @pytest.mark.slow
