@@ -1,8 +1,8 @@
 """`python -m benchmarks.first_step`: seconds to the first step, and microseconds per step, of models with many layers.
 
 Each measurement is one process without a cache, so everything is compiled in it. Plain Keras runs in the peers'
-environment, in turns with ours. Results go to benchmarks/results/NAME.json and NAME.md. What was measured before on this
-machine for other models stays there, so that one model at a time can be measured (`--models unet`).
+environment, in turns with ours. Results go to benchmarks/results/NAME.json and NAME.md. What was measured before on
+this machine for other models stays there, so that one model at a time can be measured (`--models unet`).
 """
 
 import argparse
