@@ -85,7 +85,8 @@ def test_input():
 # %% [markdown]
 # ## Train, evaluate, predict
 #
-# `iterations_per_loop` steps are one launch of one compiled program. `steps` must be a multiple of it.
+# `iterations_per_loop` steps are one launch of one compiled program. `steps` must be a multiple of it. The loss and the speed
+# go to the logger `openipu`: `logging.getLogger("openipu").setLevel(logging.INFO)` after `logging.basicConfig()` shows them.
 
 # %%
 cfg = ipu.config.IPUConfig()
