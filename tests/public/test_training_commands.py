@@ -12,6 +12,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from zoo import KERAS_WARNINGS
+
+pytestmark = KERAS_WARNINGS
+
 SMALL = ["--epochs", "2", "--batch-size", "8", "--samples"]
 
 
