@@ -98,8 +98,8 @@ show("slow", "Summary", 640)
 # **Read the bar first.** It is the whole time of the call, and its parts add up. "Devices compute" is what you pay for.
 # Everything else is time in which the devices had nothing to do.
 #
-# - **Plan, trace, lower, compile** happen once. In a short run like this one they are most of the time; in a long one, they
-#   hardly count. That is why throughput and time per step leave them out.
+# - **Plan, trace, lower, compile** happen once. In a short run like this one they can be most of the time, unless the
+#   programs are in the cache; in a long one, they hardly count. That is why throughput and time per step leave them out.
 # - **Wait for data** is what is wrong here.
 # - The box with the coloured edge says so, and what to do about it.
 #
@@ -125,8 +125,10 @@ def openipu_report(*names):
 openipu_report("slow", "arrays")
 
 # %% [markdown]
-# "Devices wait for data" is where the change is. Numbers of two runs are never exactly equal; those that differ by less than
-# 2 % are called the same. They are only as good as the machine was quiet: if other programs used it, measure again.
+# "Devices wait for data" is where the change is. Memory is the price: the data is on the device now.
+#
+# Numbers of two runs are never exactly equal; those that differ by less than 2 % are called the same. They are only as good
+# as the machine was quiet: if other programs used it, measure again.
 #
 # ## Compute
 #
