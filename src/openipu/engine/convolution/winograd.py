@@ -217,7 +217,7 @@ def _combine(terms: Sequence[jax.Array], matrix: Rows, axis: int) -> jax.Array:
     """The matrix times the vector of arrays, with the results along a new axis.
 
     This is one sum for all rows, in which factors of 0 are multiplied, too. A sum for each row would multiply less, but
-    it is slower, and the compiler takes almost three times as long.
+    a single convolution is slower that way, and the compiler takes almost three times as long.
     """
     shape = (*terms[0].shape[:axis], len(matrix), *terms[0].shape[axis:])
     others = [i for i in range(len(shape)) if i != axis]
