@@ -671,6 +671,13 @@ CONVOLUTIONS = [
         f"{CONVOLUTION}::test_winograd_is_as_exact_as_promised",
     ),
     mutant(
+        "winograd-tiles-do-not-reach-the-next",
+        "engine/convolution/winograd.py",
+        "(past, reach - past, 0)",
+        "(0, reach, 0)",
+        f"{CONVOLUTION}::test_winograd_is_as_exact_as_promised",
+    ),
+    mutant(
         "winograd-with-any-number-of-channels",
         "engine/convolution/rule.py",
         "WINOGRAD_TILES = {6: 64, 4: 4096}",

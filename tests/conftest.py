@@ -1,5 +1,6 @@
 """Keras on JAX, no network, and home folders of their own, before any test module imports anything heavy."""
 
+import gc
 import os
 import signal
 import sys
@@ -52,6 +53,9 @@ def _no_system_left() -> Iterator[None]:
     yield
     if config := sys.modules.get("openipu.config"):
         config.reset_ipu_configuration()
+    # What is left now stays: JAX keeps the traces of all programs. Going through it again and again takes minutes.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

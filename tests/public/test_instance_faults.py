@@ -42,8 +42,14 @@ def test_an_error_in_one_instance_ends_all() -> None:
     ("what", "message"),
     [
         ("differs", "devices is 1 in instance 0, but 2 in instance 1. Give all instances the same one."),
-        ("other model", "is float32[16, 64] in instance 0, but float32[16, 65] in instance 1."),
-        ("other calls", "All instances must make the same calls in the same order."),
+        pytest.param(
+            "other model",
+            "is float32[16, 64] in instance 0, but float32[16, 65] in instance 1.",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "other calls", "All instances must make the same calls in the same order.", marks=pytest.mark.slow
+        ),
         pytest.param("other data", "have to be given the same data in the same order", marks=pytest.mark.slow),
         pytest.param("more data", "The number of batches is 51 in instance 0, but 56 in", marks=pytest.mark.slow),
         pytest.param(

@@ -68,6 +68,7 @@ def test_equals_one_process(count: int, devices: int, cases: tuple[str, ...], tm
             assert_same(results(tmp_path, case, "auto", instance), results(tmp_path, case, "one"))
 
 
+@pytest.mark.slow
 def test_instances_with_data_of_their_own(tmp_path: Path) -> None:
     """Each sample is used once, although one instance has more of them than the other."""
     launch(tmp_path, 2, 2, "off", "plain")

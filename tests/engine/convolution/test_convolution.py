@@ -286,6 +286,7 @@ def assert_exact_enough(fn: Callable[..., Any], args: tuple[jax.Array, ...]) -> 
         assert_close(a, b, TOLERANCE["float32"])
 
 
+@pytest.mark.parametrize("fewer", [0.0, 99.0], ids=["by outputs", "by inputs"])
 @pytest.mark.parametrize(
     ("layout", "size", "channels", "area", "padding"),
     [
@@ -303,9 +304,11 @@ def test_winograd_is_as_exact_as_promised(
     channels: tuple[int, int],
     area: tuple[int, int],
     padding: Any,
+    fewer: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(rule.LIMITS, "cpu", replace(rule.CPU, direct=False))
+    monkeypatch.setattr(rule, "WINOGRAD_FEWER", fewer)
 
     def all_three(x: jax.Array, w: jax.Array) -> tuple[jax.Array, ...]:
         numbers = (layout, "HWIO", layout)

@@ -30,6 +30,14 @@ def test_large_tiles_only_with_few_channels(channels: int, tile: int) -> None:
     assert (choice.kind, choice.tile) == ("winograd", tile)
 
 
+@pytest.mark.parametrize(("size", "kind"), [(13, "winograd_scatter"), (32, "winograd_backward")])
+def test_an_input_gradient_has_as_few_tiles_as_it_can(size: int, kind: str) -> None:
+    """An 11x11 gradient has 9 tiles, and the 13x13 input that it belongs to has 16."""
+    choice = plan((size - 2, size - 2), (32, 64), [(2, 2), (2, 2)])
+    assert choice is not None
+    assert choice.kind == kind
+
+
 @pytest.mark.parametrize(("low", "direct"), [(0, True), (1, True), (-1, False)])
 def test_xlas_own_convolution_is_not_used_for_inputs_that_are_cut(low: int, direct: bool) -> None:
     """XLA:CPU's own results are wrong for some negative paddings."""

@@ -33,6 +33,7 @@ def test_a_fresh_process_gets_as_many_devices_as_it_uses(tmp_path: Path) -> None
     assert int(in_a_new_process(script, tmp_path)) == 4
 
 
+@pytest.mark.slow
 def test_one_then_four_then_sixteen_devices_with_plain_keras_before_and_after(tmp_path: Path) -> None:
     script = """
         import jax, jax.numpy as jnp, keras, numpy as np

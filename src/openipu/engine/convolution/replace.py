@@ -159,6 +159,7 @@ def _pool_gradient(eqn: JaxprEqn, platform: str) -> Lowering | None:
 _WINOGRAD = {
     "winograd": winograd.forward,
     "winograd_backward": winograd.backward,
+    "winograd_scatter": winograd.scatter,
     "winograd_weights": winograd.weights,
 }
 _PATCHES = {

@@ -25,6 +25,7 @@ Kind = Literal[
     "elementwise",
     "winograd",
     "winograd_backward",
+    "winograd_scatter",
     "winograd_weights",
 ]
 
@@ -130,6 +131,11 @@ WINOGRAD_WEIGHTS = (2, 3, 4)
 """Kernel sizes whose weight gradients keep their precision [Note: rounding of Winograd]."""
 WINOGRAD_TILES = {6: 64, 4: 4096}
 """For each tile size, the most channels with which it keeps its precision."""
+WINOGRAD_FEWER = 0.7
+"""Tiles of its input are used for an input gradient if there are at most so many for each tile of its output.
+
+Adding them up where they overlap takes longer to compile. An 11x11 gradient of a 13x13 input has 9 instead of 16.
+"""
 
 
 def plan_convolution(geo: Geometry, platform: str) -> Choice | None:
@@ -181,7 +187,7 @@ def _repeats(choice: Choice, geo: Geometry) -> bool:
     """Whether a lowering ends with a sum of many terms, which the compiler would repeat for each reader."""
     if choice.kind == "elementwise":
         return prod(geo.kernel) * geo.features_in > CHEAP_PRODUCTS and geo.group_axis == "c"
-    return choice.kind in ("scatter", "winograd", "winograd_backward")
+    return choice.kind in ("scatter", "winograd", "winograd_backward", "winograd_scatter")
 
 
 def plan_winograd(geo: Geometry) -> Choice | None:
@@ -192,8 +198,12 @@ def plan_winograd(geo: Geometry) -> Choice | None:
     if geo.kernel[0] == geo.kernel[1] and geo.kernel[0] in WINOGRAD_PAIRS:
         # An input gradient has the larger output. If sizes are equal, its kernel has its features in the other order.
         gradient = geo.spatial < geo.out or (geo.spatial == geo.out and geo.rhs_spec[0] < geo.rhs_spec[1])
-        kind: Kind = "winograd_backward" if gradient else "winograd"
-        return _tiled(kind, geo.kernel[0], geo.out, (geo.features_in, geo.features_out))
+        channels = geo.features_in, geo.features_out
+        if gradient and (by_input := _tiled("winograd_scatter", geo.kernel[0], geo.spatial, channels)) is not None:
+            grid = transform(by_input.tile, geo.kernel[0]).grid
+            if prod(grid(geo.spatial)) <= WINOGRAD_FEWER * prod(grid(geo.out)):
+                return by_input
+        return _tiled("winograd_backward" if gradient else "winograd", geo.kernel[0], geo.out, channels)
     if geo.out[0] == geo.out[1] and geo.out[0] in WINOGRAD_WEIGHTS:
         return _tiled("winograd_weights", geo.out[0], geo.kernel, (geo.batch, geo.features_out))
     return None

@@ -118,6 +118,21 @@ def backward(
     return _convolved(lhs, lambda data: _products(data, kernel, (2, 2), dtype, precision), geo, t)
 
 
+def scatter(
+    lhs: jax.Array, rhs: jax.Array, geo: Geometry, dtype: DTypeLike, precision: lax.PrecisionLike = None, n: int = 6
+) -> jax.Array:
+    """An input gradient by tiles of its input, each added to the outputs that it reaches. May need fewer tiles."""
+    t = transform(n, geo.kernel[0])
+    grid = t.grid(geo.spatial)
+    data = _gradient_tiles(_arranged(lhs, geo.lhs_spec, "nc", "nhwc"), t, grid)
+    kernel = _both_ways(lax.rev(_arranged(rhs, geo.rhs_spec, "fc", "hwfc"), (0, 1)), t.kernel)
+    products = _products(data, kernel, (2, 2), dtype, precision)
+    out = _overlapping(lax.reshape(products, (n, n, geo.batch, *grid, products.shape[-1])), t)
+    lows = [low - (t.size - 1) for low, _ in geo.padding]
+    cut = [(low, want - have - low, 0) for low, want, have in zip(lows, geo.out, out.shape[1:3], strict=True)]
+    return _out(pad(out, 0, [(0, 0, 0), *cut, (0, 0, 0)]), "nhwf", geo)
+
+
 def _convolved(lhs: jax.Array, products: Callable[[jax.Array], jax.Array], geo: Geometry, t: Transform) -> jax.Array:
     grid = t.grid(geo.out)
     data = _data_tiles(_arranged(lhs, geo.lhs_spec, "nc", "nhwc"), geo, t, grid)
@@ -211,6 +226,31 @@ def _placed(products: jax.Array, batch: int, grid: Shape, matrix: Rows, t: Trans
     rows = lax.reshape(rows, (t.n, batch, grid[0], grid[1] * t.step, channels))
     both = _combine(_along(rows, 0), matrix, 2)
     return lax.reshape(both, (batch, grid[0] * t.step, grid[1] * t.step, channels))
+
+
+def _overlapping(products: jax.Array, t: Transform) -> jax.Array:
+    """The transposed transform of input tiles along both axes. Tiles overlap, and are added up where they do."""
+    matrix = _transposed(t.data)
+    columns = computed_once(_spread(_along(products, 1), matrix, 3, t.step))
+    return _spread(_along(columns, 0), matrix, 1, t.step)
+
+
+def _spread(terms: Sequence[jax.Array], matrix: Rows, axis: int, step: int) -> jax.Array:
+    """The matrix times the vector of arrays. Its rows follow each other along `axis`; the tiles there are `step` apart.
+
+    What reaches past a tile is added to those after it.
+    """
+    reach = (len(matrix) - 1) // step
+
+    def placed(past: int) -> jax.Array:
+        rows = matrix[past * step : (past + 1) * step]
+        tiles = _combine(terms, rows, axis + 1)
+        around = [(0, 0, 0)] * tiles.ndim
+        around[axis], around[axis + 1] = (past, reach - past, 0), (0, step - len(rows), 0)
+        tiles = pad(tiles, 0, around)
+        return lax.reshape(tiles, (*tiles.shape[:axis], tiles.shape[axis] * step, *tiles.shape[axis + 2 :]))
+
+    return reduce(lax.add, map(placed, range(reach + 1)))
 
 
 def _combine(terms: Sequence[jax.Array], matrix: Rows, axis: int) -> jax.Array:
