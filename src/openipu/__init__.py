@@ -12,6 +12,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from openipu import _host_memory
+
 if TYPE_CHECKING:
     from openipu import (
         callbacks,
@@ -164,6 +166,7 @@ def _use_jax_backend() -> None:
 
 
 _use_jax_backend()
+_host_memory.keep_host_memory()
 
 
 def __getattr__(name: str) -> Any:
