@@ -7,6 +7,7 @@ the first step? The cache of programs is empty each time.
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -54,7 +55,7 @@ def measure(question: Question, instances: int) -> dict[str, list[float]]:
         )
     if done.returncode:
         raise RuntimeError(f"{' '.join(question.words(instances))} failed:\n{done.stdout[-1000:]}{done.stderr[-2000:]}")
-    found = json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
+    found = json.loads(re.findall(r"\{.*\}", done.stdout)[-1])  # libraries may have begun the line with their own words
     return {"us_per_step": found["us_per_step"], "first": [found["first_at"] - began]}
 
 
