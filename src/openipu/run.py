@@ -21,6 +21,7 @@ def run_script(script: str, args: Sequence[str] = ()) -> None:
     gc.disable()  # modules are no garbage; to look for some while they load took 0.2 s of 3.7 s
     import openipu.tensorflow  # noqa: F401 - importing it puts the names in place
 
+    gc.freeze()  # nor later: collections would go through all of them again and again
     gc.enable()
     sys.argv = [script, *args]
     sys.path.insert(0, str(Path(script).resolve().parent))
