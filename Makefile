@@ -74,6 +74,7 @@ $(VENV)/.docs: pyproject.toml $(VENV)/.runtime
 # Runs the tutorials, so that their pages show what they print.
 docs: $(VENV)/.docs
 	OPENIPU_RUN_TUTORIALS=true $(BIN)/mkdocs build --clean
+	@echo 'The site is in site/: open site/index.html. Its search needs a server: python3 -m http.server --directory site'
 
 # The same pages without running anything. Every broken link is an error.
 docs-check: $(VENV)/.docs
