@@ -16,11 +16,11 @@
 #
 # |  | options | us per step | accuracy | test accuracy | tutorial: us per step | accuracy |
 # |---|---|---|---|---|---|---|
-# | plain Keras on the CPU |  | 46196 | 0.9302 | 0.9625 | 10 000 (CPU) | 0.9289 |
-# | one device, one launch per step | `--use-ipu --steps-per-execution 1` | 12993 | 0.9273 | 0.9591 | 3 000 | 0.9294 |
-# | one device, one launch per epoch | `--use-ipu` | 8392 | 0.9314 | 0.9607 | 222 | 0.9326 |
-# | two replicas | `--use-ipu --ipus 2` | 6151 | 0.9328 | 0.9611 | 134 | 0.9304 |
-# | pipeline of two stages | `--use-ipu --pipelining` | 11892 | 0.9287 | 0.9585 |  |  |
+# | plain Keras on the CPU |  | 24718 | 0.9342 | 0.9616 | 10 000 (CPU) | 0.9289 |
+# | one device, one launch per step | `--use-ipu --steps-per-execution 1` | 7455 | 0.9319 | 0.9633 | 3 000 | 0.9294 |
+# | one device, one launch per epoch | `--use-ipu` | 7727 | 0.9340 | 0.9607 | 222 | 0.9326 |
+# | two replicas | `--use-ipu --ipus 2` | 5318 | 0.9302 | 0.9580 | 134 | 0.9304 |
+# | pipeline of two stages | `--use-ipu --pipelining` | 17184 | 0.9317 | 0.9618 |  |  |
 #
 # The options are those of `examples/keras_tutorial/completed_example/main.py`, which has all steps in one script.
 
