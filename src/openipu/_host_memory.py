@@ -17,8 +17,8 @@ SETTINGS = ((MMAP_MAX, 0), (TRIM_THRESHOLD, -1), (ARENA_MAX, 1))
 """No block of its own for a large allocation, nothing given back, and one heap: others unmap what is free."""
 
 
-def keep_host_memory() -> bool:
-    """Let the C library keep memory that is free. Returns whether it does.
+def keep_host_memory() -> None:
+    """Let the C library keep memory that is free.
 
     Threads choose their heap when they start, so this comes before JAX starts any. Whoever has set one of the library's
     own variables has decided otherwise.
@@ -28,8 +28,8 @@ def keep_host_memory() -> bool:
         raise ValueError(f"The environment variable {VARIABLE} is {asked!r}, but must be on or off.")
     decided = any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get("GLIBC_TUNABLES", "")
     if asked == "off" or decided or "CS_GNU_LIBC_VERSION" not in getattr(os, "confstr_names", ()):
-        return False
-    with contextlib.suppress(AttributeError, OSError):  # another library in its place
+        return
+    with contextlib.suppress(AttributeError, OSError):  # another library in its place, which may know that name too
         mallopt = ctypes.CDLL(None).mallopt
-        return all(mallopt(parameter, value) for parameter, value in SETTINGS)
-    return False
+        for parameter, value in SETTINGS:
+            mallopt(parameter, value)

@@ -34,14 +34,16 @@ DECAY = 0.02
     ],
 )
 def test_decays_are_tensorflows(name: str, arguments: Callable[[Any], tuple[Any, ...]]) -> None:
-    from openipu.tensorflow.learning_rates import DECAYS
+    from openipu.tensorflow.learning_rates import decayed
 
     steps = (0, 1, 7, 8, 15, 30)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         step = tf.compat.v1.placeholder(tf.int32, ())
         rate = getattr(tf.compat.v1.train, name)(*arguments(step))
         expected = [session.run(rate, {step: number}) for number in steps]
-    np.testing.assert_allclose([float(DECAYS[name](*arguments(number))) for number in steps], expected, rtol=1e-5)
+    original = getattr(tf.compat.v1.train, name)
+    found = [float(decayed(name, original, *arguments(number))) for number in steps]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def tensorflow_model_fn(features, labels, mode, params):

@@ -33,6 +33,15 @@ def halves() -> tuple[keras.Model, keras.Model]:
     return generator, critic
 
 
+class OneDense(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+
 def make(strength: int = 1, drawn: bool = False) -> keras.Model:
     """A model of two halves that train each other.
 
@@ -163,14 +172,7 @@ def test_training_that_was_stopped_goes_on_with_both_optimizers(tmp_path):
 
 
 def test_random_numbers_of_a_step_differ_from_step_to_step():
-    class Draws(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(1)
-
-        def call(self, x):
-            return self.dense(x)
-
+    class Draws(OneDense):
         def train_step(self, data):
             outfeed.enqueue(tf.random.normal([2]))
             return super().train_step(data)
@@ -184,14 +186,7 @@ def test_random_numbers_of_a_step_differ_from_step_to_step():
 
 
 def test_what_is_not_carried_is_refused_with_the_remedy():
-    class Second(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(1)
-
-        def call(self, x):
-            return self.dense(x)
-
+    class Second(OneDense):
         def train_step(self, data):
             x, y = data
             with tf.GradientTape() as tape:

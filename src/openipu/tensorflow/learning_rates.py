@@ -6,12 +6,12 @@ There they are values of each step; outside, TensorFlow's own functions are used
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from openipu.engine.estimator.variable_ledger import current_ledger
-from openipu.engine.types import Array
 
 import tensorflow as tf
 from keras.optimizers import schedules
@@ -19,86 +19,49 @@ from keras.optimizers import schedules
 from .replacements import Replacements
 
 
-def _exponential(
-    learning_rate: float,
-    global_step: Array,
-    decay_steps: int,
-    decay_rate: float,
-    staircase: bool = False,
-    name: str | None = None,
-) -> Any:
-    del name
-    return schedules.ExponentialDecay(learning_rate, decay_steps, decay_rate, staircase)(global_step)
+def _natural(rate: float, steps: int, decay_rate: float, staircase: bool) -> schedules.LearningRateSchedule:
+    return schedules.ExponentialDecay(rate, steps, math.exp(-decay_rate), staircase)
 
 
-def _natural(
-    learning_rate: float,
-    global_step: Array,
-    decay_steps: int,
-    decay_rate: float,
-    staircase: bool = False,
-    name: str | None = None,
-) -> Any:
-    return _exponential(learning_rate, global_step, decay_steps, math.exp(-decay_rate), staircase, name)
+def _piecewise(boundaries: Sequence[int], values: Sequence[float]) -> schedules.LearningRateSchedule:
+    return schedules.PiecewiseConstantDecay(list(boundaries), list(values))
 
 
-def _inverse_time(
-    learning_rate: float,
-    global_step: Array,
-    decay_steps: int,
-    decay_rate: float,
-    staircase: bool = False,
-    name: str | None = None,
-) -> Any:
-    del name
-    return schedules.InverseTimeDecay(learning_rate, decay_steps, decay_rate, staircase)(global_step)
-
-
-def _polynomial(
-    learning_rate: float,
-    global_step: Array,
-    decay_steps: int,
-    end_learning_rate: float = 0.0001,
-    power: float = 1.0,
-    cycle: bool = False,
-    name: str | None = None,
-) -> Any:
-    del name
-    return schedules.PolynomialDecay(learning_rate, decay_steps, end_learning_rate, power, cycle)(global_step)
-
-
-def _cosine(
-    learning_rate: float, global_step: Array, decay_steps: int, alpha: float = 0.0, name: str | None = None
-) -> Any:
-    del name
-    return schedules.CosineDecay(learning_rate, decay_steps, alpha)(global_step)
-
-
-def _piecewise(x: Array, boundaries: Sequence[int], values: Sequence[float], name: str | None = None) -> Any:
-    del name
-    return schedules.PiecewiseConstantDecay(list(boundaries), list(values))(x)
-
-
-DECAYS: Final[dict[str, Callable[..., Any]]] = {
-    "cosine_decay": _cosine,
-    "exponential_decay": _exponential,
-    "inverse_time_decay": _inverse_time,
+DECAYS: Final[dict[str, Callable[..., schedules.LearningRateSchedule]]] = {
+    "cosine_decay": schedules.CosineDecay,
+    "exponential_decay": schedules.ExponentialDecay,
+    "inverse_time_decay": schedules.InverseTimeDecay,
     "natural_exp_decay": _natural,
     "piecewise_constant": _piecewise,
     "piecewise_constant_decay": _piecewise,
-    "polynomial_decay": _polynomial,
+    "polynomial_decay": schedules.PolynomialDecay,
 }
+"""The schedules that decay alike. Their arguments are TensorFlow's, in the same order, without the step."""
+STEPS: Final = ("global_step", "x")
+"""What the decays call the step."""
 
 
-def _in_model_fn(decay: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+def decayed(name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The learning rate at a step, for the arguments of TensorFlow's function of that name."""
+    bound = inspect.signature(original).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    step = next(given.pop(word) for word in STEPS if word in given)
+    del given["name"]
+    return DECAYS[name](*given.values())(step)
+
+
+def _in_model_fn(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
-        return (original if current_ledger() is None else decay)(*args, **kwargs)
+        if current_ledger() is None:
+            return original(*args, **kwargs)
+        return decayed(name, original, *args, **kwargs)
 
     return function
 
 
 def install(replacements: Replacements) -> None:
     """Let model functions decay learning rates."""
-    for name, decay in DECAYS.items():
-        replacements.put(tf.compat.v1.train, name, _in_model_fn(decay, getattr(tf.compat.v1.train, name)))
+    for name in DECAYS:
+        replacements.put(tf.compat.v1.train, name, _in_model_fn(name, getattr(tf.compat.v1.train, name)))
