@@ -11,6 +11,7 @@ from openipu.engine.devices import group, systems
 from openipu.engine.devices.current_system import open_strategies, ordinal_of, within
 from openipu.engine.devices.running import check_not_forked
 from openipu.engine.fit.session import Session
+from openipu.engine.keras_compat.initial_values import quick_initial_values
 from openipu.engine.keras_compat.model_classes import extend_new_models
 from openipu.engine.program.program_trace import current
 from openipu.engine.program.user_program import user_program
@@ -80,7 +81,7 @@ class IPUStrategyV1:
                 f"IPUStrategy trains in each of the {group.count()} instances separately. Use "
                 "ipu.distributed.popdist_strategy.PopDistStrategy to train one model in all of them."
             )
-        with within(self), extend_new_models(self._extend, self._adopt):
+        with within(self), extend_new_models(self._extend, self._adopt), quick_initial_values():
             yield self
 
     def run(

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from openipu.engine.core.enqueued import ignored
 from openipu.engine.core.state import State
 from openipu.engine.devices.replicas import Replicas
+from openipu.engine.keras_compat.initial_values import quick_initial_values
 from openipu.engine.keras_compat.patches import tracing
 from openipu.engine.types import Array, Tree
 
@@ -368,4 +369,5 @@ def _unique(paths: list[str]) -> tuple[str, ...]:
 
 def initial_values(model: DiscoveredModel, part: str) -> dict[str, np.ndarray]:
     """The initial values of the variables in a part of the state, by name."""
-    return {name: np.asarray(made.initial()) for name, made in model.in_part(part)}
+    with quick_initial_values():
+        return {name: np.asarray(made.initial()) for name, made in model.in_part(part)}

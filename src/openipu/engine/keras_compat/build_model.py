@@ -10,6 +10,7 @@ from openipu.engine.types import Tree
 import keras
 
 from .api import all_layers, compiled_parts, symbolic_build
+from .initial_values import quick_initial_values
 
 
 def is_built(model: keras.Model) -> bool:
@@ -20,14 +21,16 @@ def is_built(model: keras.Model) -> bool:
 def build(model: keras.Model, first_batch: Callable[[], Tree]) -> None:
     """Create all variables of a compiled model. `first_batch` is only called if Keras has to see a batch."""
     complete = _layers_built(model) and all(part.built for part in compiled_parts(model))
-    symbolic_build(model, None if complete else narrowed(first_batch()))
+    batch = None if complete else narrowed(first_batch())
+    with quick_initial_values():
+        symbolic_build(model, batch)
 
 
 def build_for_predict(model: keras.Model, first_batch: Callable[[], Tree]) -> None:
     """Create the variables of a model, which need not have been compiled."""
     if not _layers_built(model):
         x, _, _ = keras.utils.unpack_x_y_sample_weight(first_batch())
-        with keras.StatelessScope(), keras.SymbolicScope():
+        with keras.StatelessScope(), keras.SymbolicScope(), quick_initial_values():
             model(narrowed(x))
 
 

@@ -266,8 +266,10 @@ SEEDS = Patch(
     reason="Counts how often each stage draws from a seed that several stages share.",
 )  # fmt: skip
 RANDOM_FUNCTIONS = Patch(
-    keras_random, "jax", lifetime="while a step is traced for several replicas", replacement=_random_functions,
-    reason="Random numbers are drawn for the batch of all replicas, so that dropout does not depend on their number.",
+    keras_random, "jax", replacement=_random_functions,
+    lifetime="while a step is traced for several replicas, and while variables may be made",
+    reason="Random numbers are drawn for the batch of all replicas, so that dropout does not depend on their number; "
+    "initial values compile quickly.",
 )  # fmt: skip
 BATCH_MOMENTS = Patch(
     keras.layers.BatchNormalization, "_moments", lifetime="while a step is traced for groups of replicas",
