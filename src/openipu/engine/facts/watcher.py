@@ -6,6 +6,7 @@ than a short execution takes. A run also looks itself whenever it tells what it 
 
 from __future__ import annotations
 
+import atexit
 import collections
 import threading
 import time
@@ -18,6 +19,8 @@ _OFTEN, _SELDOM, _SHARE = 5e-3, 2e-2, 1 / 64
 """How many seconds pass between two looks at least and at most, and the share of an execution's time in between."""
 _IDLE: Final = 0.1
 """After so many seconds without an execution, the thread waits until it is needed again."""
+_PATIENCE: Final = 5.0
+"""How many seconds a process that ends waits for the thread."""
 
 
 class Watched(Protocol):
@@ -34,6 +37,7 @@ _calls: collections.deque[Callable[[], None]] = collections.deque()
 _needed = threading.Event()
 _thread: threading.Thread | None = None
 _lock = threading.Lock()
+_over = False
 
 
 def watch(run: Watched) -> None:
@@ -55,14 +59,25 @@ def start() -> None:
     """Start the thread, if it does not run yet."""
     global _thread
     with _lock:
-        if _thread is None or not _thread.is_alive():  # a forked process has no thread yet
+        if not _over and (_thread is None or not _thread.is_alive()):  # a forked process has no thread yet
             _thread = threading.Thread(target=_watch, name="openipu-watcher", daemon=True)
             _thread.start()
 
 
+@atexit.register
+def _end() -> None:
+    """Called when the process ends. A thread that is inside JAX while Python takes itself down would crash."""
+    global _over
+    with _lock:
+        _over = True
+    _needed.set()
+    if _thread is not None and _thread.is_alive():
+        _thread.join(_PATIENCE)
+
+
 def _watch() -> None:
     written = used = time.monotonic()
-    while True:
+    while not _over:
         ages = [age for run in list(_runs.values()) if (age := run.look()) is not None]
         now = time.monotonic()
         while _calls:
@@ -77,5 +92,6 @@ def _watch() -> None:
         else:
             _needed.clear()
             _runs.clear()  # a run that launches is added again
-            _needed.wait(EVERY)
+            if not _over:
+                _needed.wait(EVERY)
             used = time.monotonic()
