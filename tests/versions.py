@@ -41,6 +41,7 @@ TESTS = {
         "memory_and_operations_are_those_of_the_program",
         "the_page_needs_nothing_else",
     ),
+    "keras_compat/test_initial_values.py": ("values_are_the_same_and_compile_in_less_time",),
     "keras_compat/test_patches.py": (
         "the_mode_of_layers",
         "a_patch_acts_in_its_thread_alone_and_is_undone",

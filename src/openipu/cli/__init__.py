@@ -1,8 +1,11 @@
 """The `openipu` command. Keras and JAX are loaded inside the commands, so that `--help` is fast."""
 
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
+
+from openipu.run import load
 
 import typer
 
@@ -12,12 +15,23 @@ from .terminal import mend_environment
 from .train import train_cifar10, train_mnist
 
 
+class _RunScript(BaseException):
+    """Leads out of all functions of the command line, because a script runs faster with few of them around it."""
+
+    def __init__(self, path: str, arguments: Sequence[str]) -> None:
+        self.script = path, arguments
+
+
 class _App(typer.Typer):
     """The command, in any terminal."""
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
         mend_environment()
-        return super().__call__(*arguments, **settings)
+        try:
+            return super().__call__(*arguments, **settings)
+        except _RunScript as asked:
+            script = asked.script
+        return exec(*load(*script))
 
 
 app = _App(
@@ -128,8 +142,6 @@ def run_script(
 
     openipu launch --num-instances 2 openipu run train.py
     """
-    from openipu.run import run_script as run
-
     from .terminal import fail, make_console
 
     if not Path(script).is_file():
@@ -139,11 +151,7 @@ def run_script(
             import openipu.tensorflow  # noqa: F401 - so that errors of the script itself keep their traceback
     except ImportError as error:
         fail(error, 2)
-    try:
-        run(script, arguments or ())
-    except Exception as error:  # a mistake in the script: Python's own words for it, as without this command
-        traceback.print_exc()
-        raise typer.Exit(1) from error
+    raise _RunScript(script, arguments or ())
 
 
 @app.command("report")
