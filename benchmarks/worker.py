@@ -60,6 +60,8 @@ def with_fit(options: argparse.Namespace, case: Case, batch: int, steps: int, pe
     if options.who == "openipu":
         import openipu as ipu
 
+        import keras
+
         begin = time.perf_counter()
         config = ipu.config.IPUConfig()
         config.auto_select_ipus = options.ipus
@@ -72,7 +74,7 @@ def with_fit(options: argparse.Namespace, case: Case, batch: int, steps: int, pe
         model.set_gradient_accumulation_options(options.accumulate)
         compile_model(model, case, max(per_execution // (options.ipus * instances), options.accumulate))
     else:
-        import keras  # noqa: F401  which takes seconds
+        import keras  # noqa: F401
 
         begin = time.perf_counter()
         model = keras_api(case.name)

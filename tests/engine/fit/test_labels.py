@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import timeit
 from typing import Any
 
 import keras
@@ -265,16 +265,15 @@ def test_it_can_be_switched_off_and_that_is_saved(tmp_path: Any) -> None:
 
 
 def test_it_is_cheap() -> None:
-    """5,000,000 labels take milliseconds, with a class to ignore as well."""
+    """It takes less time than to find the classes of all labels by sorting, with a class to ignore as well."""
     from openipu.engine.fit.labels import LabelCheck
 
     y = np.zeros(5_000_000, "int32")
     y[::2] = 255
+    x = np.zeros((len(y), 6), "float32")
     for loss, data in ((SPARSE, y % 2), (keras.losses.SparseCategoricalCrossentropy(ignore_class=255), y)):
         model = made(loss=loss)
         model.fit(X, GOOD, verbose=0)
         check = LabelCheck(model)
-        check.check("train", (np.zeros((len(y), 6), "float32"), data), 32)
-        start = time.perf_counter()
-        check.check("train", (np.zeros((len(y), 6), "float32"), data), 32)
-        assert time.perf_counter() - start < 0.5
+        checking = min(timeit.repeat(lambda: check.check("train", (x, data), 32), number=1, repeat=5))  # noqa: B023
+        assert checking < min(timeit.repeat(lambda: np.unique(data), number=1, repeat=5))  # noqa: B023
