@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,12 @@ _OPTIONS = {"xla_backend_optimization_level": 1}  # at 0, values differ in the l
 
 
 def quick_initial_values() -> contextlib.AbstractContextManager[None]:
-    """Until the block ends, what Keras draws in this thread compiles quickly, unless it is part of a program."""
+    """Until the block ends, what Keras draws in this thread compiles quickly, unless it is part of a program.
+
+    Does nothing if XLA_FLAGS say how much to optimize: at level 0, the values of plain Keras would be others.
+    """
+    if "xla_backend_optimization_level" in os.environ.get("XLA_FLAGS", ""):
+        return contextlib.nullcontext()
     return RANDOM_FUNCTIONS.using(lambda function, name: _quick(function) if name in _DRAWN else function)
 
 
