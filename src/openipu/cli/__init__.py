@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from openipu.run import load
+from openipu.run import check, load
 
 import typer
 
@@ -144,8 +144,10 @@ def run_script(
     """
     from .terminal import fail, make_console
 
-    if not Path(script).is_file():
-        fail(FileNotFoundError(f"There is no script {script}. Give the path of a Python file."), 2)
+    try:
+        check(script)
+    except FileNotFoundError as error:
+        fail(error, 2)
     try:
         with make_console(stderr=True).status("Loading TensorFlow, Keras and JAX ..."):
             import openipu.tensorflow  # noqa: F401 - so that errors of the script itself keep their traceback
