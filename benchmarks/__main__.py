@@ -5,7 +5,6 @@ Results go to benchmarks/results/NAME.json and NAME.md.
 """
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -14,7 +13,7 @@ import sys
 import tempfile
 import time
 
-from benchmarks.measure import ROOT, Entry, make_peers, run_rounds, write
+from benchmarks.measure import Entry, make_peers, measure, run_rounds, write
 from benchmarks.models import CASES
 
 PER_EXECUTION = ("1", "100", "epoch")
@@ -60,15 +59,11 @@ FLOP = {
 }
 
 
-def first_step(python: str) -> dict[str, float]:
+def first_step(python: dict[str, str]) -> dict[str, float]:
     """Seconds from calling `fit` to the end of the first step of the CNN, with an empty and with a warm cache."""
+    entry = Entry("cnn", "openipu", "1", steps=5)
     with tempfile.TemporaryDirectory() as cache:
-        words = [python, "-m", "benchmarks.worker", "openipu", "cnn", "--steps-per-execution", "1", "--steps", "5"]
-        environment = os.environ | {"OPENIPU_CACHE": cache}
-        seconds = []
-        for _ in range(3):
-            done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-            seconds.append(json.loads(done.stdout.strip().splitlines()[-1])["first_execution_s"])
+        seconds = [measure(entry, python, OPENIPU_CACHE=cache)["first_execution_s"] for _ in range(3)]
     return {"cold": seconds[0], "warm": min(seconds[1:])}
 
 
@@ -108,14 +103,14 @@ def main() -> None:
     options = parser.parse_args()
     python = {"own": sys.executable, "peers": sys.executable if options.own_peers else make_peers()}
     todo = entries(options.models, options.peers, options.steps, options.batch)
-    results = run_rounds(todo, python, options.rounds)
     facts = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": options.machine,
         "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
         "matrix product peak, GFLOP/s": round(peak(), 1),
-        "first step of cnn, seconds": {k: round(v, 2) for k, v in first_step(sys.executable).items()},
+        "first step of cnn, seconds": {k: round(v, 2) for k, v in first_step(python).items()},
     }
+    results = run_rounds(todo, python, options.rounds)
     write(options.name, facts, results, table(results, facts, options.batch))
 
 

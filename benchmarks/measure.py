@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PEERS = ROOT / ".peers"
@@ -46,10 +47,10 @@ class Entry:
         return words, environment
 
 
-def measure(entry: Entry, python: dict[str, str]) -> dict[str, object]:
-    """One process."""
+def measure(entry: Entry, python: dict[str, str], **variables: str) -> dict[str, Any]:
+    """One process, with these environment variables."""
     words, environment = entry.command(python)
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, cwd=ROOT, env=environment | variables, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
