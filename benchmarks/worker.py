@@ -133,4 +133,5 @@ def by_hand(case: Case, batch: int, steps: int, epochs: int) -> Times:
 
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("KERAS_BACKEND", "jax")
     main()
