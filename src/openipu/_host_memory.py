@@ -18,8 +18,8 @@ HEAP = 64 * 2**20
 SETTINGS = ((MMAP_MAX, 0), (TRIM_THRESHOLD, -1), (TOP_PAD, HEAP))
 """No block of its own for a large allocation, nothing given back, and a reserve so large that no piece is unmapped.
 
-One heap for all threads would keep larger blocks too. But compiling was then a fifth slower on two cores and half as fast
-on six, presumably because the compiler's threads wait for each other.
+One heap for all threads would keep larger blocks too. But compiling was then a fifth slower on two cores, and half as
+fast on six, presumably because the compiler's threads wait for each other.
 """
 
 
