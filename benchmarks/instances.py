@@ -48,7 +48,7 @@ QUESTIONS = (
 def measure(question: Question, instances: int) -> dict[str, list[float]]:
     """Microseconds per step, and seconds from the command to the end of the first execution."""
     with tempfile.TemporaryDirectory() as cache:
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "OPENIPU_CACHE": cache, "KERAS_BACKEND": "jax"}
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OPENIPU_CACHE": cache}
         began = time.time()
         done = subprocess.run(
             question.words(instances), cwd=ROOT, env=environment, capture_output=True, text=True, check=False

@@ -43,8 +43,8 @@ class Entry:
         words += ["--steps", str(self.steps)] if self.steps else []
         words += ["--batch", str(self.batch)] if self.batch else []
         words += ["--ipus", str(self.ipus), "--accumulate", str(self.accumulate), "--tail", str(self.tail)]
-        environment = os.environ | {"KERAS_BACKEND": self.who if peer else "jax", "TF_CPP_MIN_LOG_LEVEL": "3"}
-        return words, environment
+        backend = {"KERAS_BACKEND": self.who} if peer else {}
+        return words, os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"} | backend
 
 
 def measure(entry: Entry, python: dict[str, str], **variables: str) -> dict[str, Any]:

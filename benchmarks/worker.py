@@ -40,6 +40,8 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--tail", type=int, default=0, help="samples in a smaller last batch")
     options = parser.parse_args()
+    if options.who != "keras":
+        os.environ["KERAS_BACKEND"] = "jax"
     case = CASES[options.model]
     batch, steps = options.batch or case.batch, options.steps or case.steps
     if options.who == "scan":
@@ -133,5 +135,4 @@ def by_hand(case: Case, batch: int, steps: int, epochs: int) -> Times:
 
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("KERAS_BACKEND", "jax")
     main()

@@ -67,6 +67,10 @@ def test_flags_of_users_are_respected(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not RANDOM_FUNCTIONS.active
 
 
+ROUNDING = 1e-6 if "xla_backend_optimization_level" in os.environ.get("XLA_FLAGS", "") else 0.0
+"""None, except in the fast tests, where what is expected is compiled at level 0."""
+
+
 def draw(seed: Any) -> jax.Array:
     value: jax.Array = keras.random.normal((2, 3), seed=seed)
     return value
@@ -79,7 +83,7 @@ def test_draws_inside_of_programs_are_left_alone(monkeypatch: pytest.MonkeyPatch
     expected, several = draw(key), np.stack([draw(k) for k in keys])
     with quick_initial_values():
         assert RANDOM_FUNCTIONS.active
-        np.testing.assert_allclose(draw(key), expected, rtol=1e-6)
+        np.testing.assert_allclose(draw(key), expected, rtol=ROUNDING)
         np.testing.assert_allclose(jax.jit(lambda: draw(key))(), expected, rtol=1e-6)
         np.testing.assert_allclose(jax.jit(draw)(key), expected, rtol=1e-6)
         np.testing.assert_allclose(jax.vmap(draw)(keys), several, rtol=1e-6)
@@ -91,4 +95,4 @@ def test_shapes_may_be_lists_and_bounds_arrays(monkeypatch: pytest.MonkeyPatch) 
     bounds = {"minval": np.float32(-1), "maxval": jax.numpy.float32(3), "seed": 5}
     expected = keras.random.uniform([4, 2], **bounds)
     with quick_initial_values():
-        np.testing.assert_allclose(keras.random.uniform([4, 2], **bounds), expected, rtol=1e-6)
+        np.testing.assert_allclose(keras.random.uniform([4, 2], **bounds), expected, rtol=ROUNDING)
