@@ -34,6 +34,7 @@ CHECKPOINT = "engine/checkpoint/test_checkpoint.py"
 OTHER_SIZE = "engine/checkpoint/test_other_batch_size.py"
 CONVOLUTION = "engine/convolution/test_convolution.py"
 RULE = "engine/convolution/test_rule.py"
+GRADIENT_SUMS = "engine/convolution/test_gradient_sums.py"
 PATCHES = "engine/keras_compat/test_patches.py"
 
 SCHEDULE = [
@@ -690,6 +691,13 @@ CONVOLUTIONS = [
         "if min(low for pair in geo.padding for low in pair) < 0:",
         "if min(low for pair in geo.padding for low in pair) < -99:",
         RULE,
+    ),
+    mutant(
+        "sums-of-gradients-are-computed-again",
+        "engine/convolution/gradient_sums.py",
+        "if readers[v] > 1",
+        "if readers[v] > 9",
+        GRADIENT_SUMS,
     ),
 ]
 

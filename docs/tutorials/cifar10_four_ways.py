@@ -102,7 +102,7 @@ with devices(1).scope():
 #
 # |  | a launch per step | a launch per epoch |
 # |---|---|---|
-# | two CPU cores, batches of 32 | 32 | 28 |
+# | two CPU cores, batches of 32 | 29 | 26 |
 # | one H200, batches of 16 | 1.2 | 0.21 |
 #
 # The second: `set_gradient_accumulation_options(4)` adds up the gradients of four batches before the weights change. So an

@@ -16,11 +16,11 @@
 #
 # |  | options | us per step | accuracy | test accuracy | tutorial: us per step | accuracy |
 # |---|---|---|---|---|---|---|
-# | plain Keras on the CPU |  | 24718 | 0.9342 | 0.9616 | 10 000 (CPU) | 0.9289 |
-# | one device, one launch per step | `--use-ipu --steps-per-execution 1` | 7455 | 0.9319 | 0.9633 | 3 000 | 0.9294 |
-# | one device, one launch per epoch | `--use-ipu` | 7727 | 0.9340 | 0.9607 | 222 | 0.9326 |
-# | two replicas | `--use-ipu --ipus 2` | 5318 | 0.9302 | 0.9580 | 134 | 0.9304 |
-# | pipeline of two stages | `--use-ipu --pipelining` | 17184 | 0.9317 | 0.9618 |  |  |
+# | plain Keras on the CPU |  | 22201 | 0.9325 | 0.9606 | 10 000 (CPU) | 0.9289 |
+# | one device, one launch per step | `--use-ipu --steps-per-execution 1` | 6448 | 0.9307 | 0.9603 | 3 000 | 0.9294 |
+# | one device, one launch per epoch | `--use-ipu` | 6544 | 0.9305 | 0.9595 | 222 | 0.9326 |
+# | two replicas | `--use-ipu --ipus 2` | 4831 | 0.9315 | 0.9579 | 134 | 0.9304 |
+# | pipeline of two stages | `--use-ipu --pipelining` | 11459 | 0.9294 | 0.9598 |  |  |
 #
 # The options are those of `examples/keras_tutorial/completed_example/main.py`, which has all steps in one script.
 

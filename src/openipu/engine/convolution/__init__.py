@@ -1,4 +1,4 @@
-"""Convolutions and poolings that are fast inside a compiled loop: `rewrite(fn, platform)`."""
+"""Convolutions, poolings and sums of gradients that are fast in a compiled loop: `rewrite(fn, platform)`."""
 
 from .interpreter import rewrite
 from .tuning import counted

@@ -1,4 +1,4 @@
-"""`rewrite(fn, platform)`: the same function with slow windowed primitives replaced.
+"""`rewrite(fn, platform)`: the same function with slow windowed primitives replaced and sums of gradients kept.
 
 The function is traced once, and the trace is run again with replacements. Inner programs (jit, scan, while, cond,
 checkpoint, custom derivatives) are rebuilt only if they contain something to replace. Every other equation is bound
@@ -16,6 +16,8 @@ import jax
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
+from .arrays import computed_once
+from .gradient_sums import sums_to_keep
 from .replace import replacement, rewritten_form
 from .rule import LIMITS
 from .tuning import note
@@ -24,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def rewrite(fn: F, platform: str) -> F:
-    """`fn` with convolutions and poolings replaced as `rule.py` says for `platform`.
+    """`fn` with convolutions and poolings replaced as `rule.py` says for `platform`, and sums of gradients kept.
 
     Platforms have JAX's names: "cpu", "gpu", "cuda", "rocm", "tpu". Apply this last, after differentiation, to the
     whole training step inside the loop. On a platform without a rule, this returns `fn` itself.
@@ -56,10 +58,10 @@ class _Pass:
         self._kept: list[Any] = []  # keeps objects alive whose `id` is a key above
 
     def touches(self, jaxpr: Jaxpr) -> bool:
-        """Whether anything in the program or its inner programs has to be replaced."""
+        """Whether anything in the program or its inner programs has to be replaced or kept."""
         if id(jaxpr) not in self._touched:
             self._kept.append(jaxpr)
-            self._touched[id(jaxpr)] = any(
+            self._touched[id(jaxpr)] = bool(sums_to_keep(jaxpr, self.platform)) or any(
                 replacement(eqn, self.platform) is not None or any(map(self.touches, _inner(eqn))) for eqn in jaxpr.eqns
             )
         return self._touched[id(jaxpr)]
@@ -69,6 +71,7 @@ class _Pass:
         env: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
         last = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if not isinstance(v, Literal)}
         kept = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+        sums = sums_to_keep(jaxpr, self.platform)
 
         def read(v: Var | Literal) -> Any:
             return v.val if isinstance(v, Literal) else env[v]
@@ -76,6 +79,8 @@ class _Pass:
         for i, eqn in enumerate(jaxpr.eqns):
             with context(eqn):
                 out = self._equation(eqn, [read(v) for v in eqn.invars])
+                if eqn.outvars and eqn.outvars[0] in sums:  # [Note: a wall XLA:CPU respects]
+                    out = [computed_once(out[0])]
             env.update(zip(eqn.outvars, out, strict=True))
             for v in eqn.invars:
                 if not isinstance(v, Literal) and last[v] == i and v not in kept:
