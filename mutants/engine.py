@@ -34,6 +34,8 @@ CHECKPOINT = "engine/checkpoint/test_checkpoint.py"
 OTHER_SIZE = "engine/checkpoint/test_other_batch_size.py"
 CONVOLUTION = "engine/convolution/test_convolution.py"
 RULE = "engine/convolution/test_rule.py"
+INTERRUPTS = "engine/test_interrupts.py"
+BUSY = "engine/fit/test_busy.py"
 GRADIENT_SUMS = "engine/convolution/test_gradient_sums.py"
 PATCHES = "engine/keras_compat/test_patches.py"
 
@@ -635,15 +637,15 @@ CHECKPOINTS = [
     mutant(
         "any-folder-is-a-checkpoint",
         "engine/checkpoint/files.py",
-        'return (path / MANIFEST).is_file() or (path / _ARRAYS / "_METADATA").is_file()',
+        'return has_manifest(path) or (path / _ARRAYS / "_METADATA").is_file()',
         "return path.is_dir()",
         f"{FILES}::test_folders_of_the_user_are_left_alone",
     ),
     mutant(
         "damaged-ones-count",
         "engine/checkpoint/checkpoints.py",
-        "steps = [step for step in self.all_steps() if step not in self._damaged]",
-        "steps = self.all_steps()",
+        "intact = [step for step in self.all_steps() if step not in self._damaged]",
+        "intact = self.all_steps()",
         f"{FOLDER}::test_damaged_checkpoints_do_not_displace_good_ones",
     ),
     mutant(
@@ -744,6 +746,58 @@ PROGRAM = [
     ),
 ]
 
+UNDER_PRESSURE = [
+    mutant(
+        "two-signals-at-once-are-two-presses",
+        "engine/interrupts.py",
+        "again = now - self.last < TWICE",
+        "again = False",
+        INTERRUPTS,
+    ),
+    mutant(
+        "a-press-that-waits-is-lost",
+        "engine/interrupts.py",
+        "            self.held, self.since = number, now\n",
+        "            self.since = now\n",
+        INTERRUPTS,
+    ),
+    mutant(
+        "a-second-press-waits-for-ever",
+        "engine/interrupts.py",
+        "now - self.since >= region.patience",
+        "now - self.since >= 100",
+        INTERRUPTS,
+    ),
+    mutant(
+        "a-model-is-never-busy",
+        "engine/devices/running.py",
+        "        refuse_elsewhere(owner, name)\n        _running.append(call)\n",
+        "        _running.append(call)\n",
+        BUSY,
+    ),
+    mutant(
+        "a-forked-process-goes-on",
+        "engine/devices/running.py",
+        "    if _forked:\n",
+        "    if False:\n",
+        f"{BUSY}::test_a_forked_process_says_what_to_do",
+    ),
+    mutant(
+        "a-checkpoint-of-orbax-is-ours",
+        "engine/checkpoint/files.py",
+        "    return (path / MANIFEST).is_file()\n",
+        '    return (path / MANIFEST).is_file() or (path / _ARRAYS / "_METADATA").is_file()\n',
+        "engine/checkpoint/test_files.py",
+    ),
+    mutant(
+        "pipelines-of-functions-accept-weights-without-gradients",
+        "engine/core/gradient_dependence.py",
+        "    if missing:\n",
+        "    if len(missing) == len(weights):\n",
+        "public/test_pipelining_ops.py::test_a_variable_without_a_gradient_is_an_error",
+    ),
+]
+
 MUTANTS: tuple[Mutant, ...] = (
     *SCHEDULE,
     *LOOP,
@@ -755,4 +809,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *CONVOLUTIONS,
     *KERAS_COMPAT,
     *PROGRAM,
+    *UNDER_PRESSURE,
 )

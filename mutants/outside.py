@@ -15,6 +15,7 @@ OPTIMIZERS = "public/test_optimizers.py"
 DATA = "public/test_data.py"
 INSTANCES = "settings/test_instances.py"
 LAUNCH = "public/test_launch.py"
+SEVERAL = "public/test_several_instances.py"
 REWRITES = "migration/test_rewrites.py"
 MODEL_CODE = "migration/test_model_code.py"
 MIGRATED_FILES = "migration/test_script_files.py"
@@ -447,6 +448,44 @@ TENSORFLOW = [
     ),
 ]
 
+TOGETHER = [
+    mutant(
+        "broadcast-from-the-first-instance",
+        "distributed/host_collective_ops.py",
+        "lambda a: a[root]",
+        "lambda a: a[0]",
+        f"{SEVERAL}::test_what_instances_tell_each_other",
+    ),
+    mutant(
+        "means-of-instances-are-sums",
+        "distributed/host_collective_ops.py",
+        'np.sum if name == "SUM" else np.mean',
+        "np.sum",
+        f"{SEVERAL}::test_what_instances_tell_each_other",
+    ),
+    mutant(
+        "total-replicas-are-those-of-one-instance",
+        "popdist/_instance.py",
+        "return local_devices() * group.count() // getNumIpusPerReplica()",
+        "return local_devices() // getNumIpusPerReplica()",
+        f"{SEVERAL}::test_what_instances_tell_each_other",
+    ),
+    mutant(
+        "stages-may-be-nested",
+        "keras/pipeline_stage.py",
+        "        if outer is not None:\n",
+        "        if outer == -1:\n",
+        "engine/pipeline/partition/test_stage_marks.py",
+    ),
+    mutant(
+        "metric-reduction-is-forgotten",
+        "keras/extensions.py",
+        "        self._set_ipu_options(metric_reduction=method)\n",
+        "        self._set_ipu_options()\n",
+        "engine/fit/test_replicas.py",
+    ),
+]
+
 MUTANTS: tuple[Mutant, ...] = (
-    *SETTINGS, *CHECKS, *COMMAND_LINE, *PUBLIC, *LAUNCHER, *MIGRATION, *TENSORFLOW,
+    *SETTINGS, *CHECKS, *COMMAND_LINE, *PUBLIC, *LAUNCHER, *MIGRATION, *TENSORFLOW, *TOGETHER,
 )  # fmt: skip

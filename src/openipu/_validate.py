@@ -15,6 +15,7 @@ import math
 import numbers
 import operator
 import os
+import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
@@ -26,6 +27,8 @@ logger = logging.getLogger("openipu")
 T = TypeVar("T")
 Member = TypeVar("Member", bound=Enum)
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+"""How a URL begins, also as a `Path`, which makes one slash of two. The letter of a Windows drive stands alone."""
 _named: set[str] = set()
 _lock = threading.Lock()
 
@@ -163,7 +166,7 @@ def path(name: str, value: object, *, optional: bool = False) -> Path | None:
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         found = "empty" if value == "" else a(value)
         raise ValueError(_message(name, found, "a path, as a string or a `Path`", optional))
-    if "://" in str(value):
+    if _URL.match(os.fspath(value)):
         raise ValueError(_message(name, f"{value!r}, a URL", "the path of something on this machine", optional))
     return Path(value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import openipu as ipu
@@ -94,3 +95,19 @@ def test_automatic_stages(name: str, stages: int) -> None:
             pipeline_schedule="GPipe",
         )
     assert_same(trained(name, model, BATCH), plain(name, 1, BATCH))
+
+
+def test_the_encoder_of_a_vision_transformer_is_cut_into_even_stages() -> None:
+    """It is one layer, which holds almost all of the cost: without looking inside, stages have 6, 94, 0 and 0 %."""
+    from keras_hub import models
+
+    lines: list[str] = []
+    configure(4)
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        backbone = models.ViTBackbone((32, 32, 3), 8, 8, 4, 64, 128, dropout_rate=0.0, attention_dropout=0.0)
+        model = models.ViTImageClassifier(backbone=backbone, num_classes=3)
+        image = np.zeros((2, 32, 32, 3), "float32")
+        model.set_pipeline_stage_assignment("auto", stages=4, inputs=image, print_fn=lines.append)
+    shares = [int(share) for share in re.findall(r"(\d+)% of the cost", "\n".join(lines))]
+    assert len(shares) == 4
+    assert max(shares) <= 35

@@ -115,3 +115,37 @@ def test_what_a_pipeline_cannot_do_is_refused_before_it_runs(
     right = {"computational_stages": [stage, stage], "accumulate_outfeed": True, "outfeed_queue": outfeed}
     with pytest.raises(error, match=words):
         ipu.ops.pipelining_ops.pipeline(gradient_accumulation_count=4, inputs=[1.0], **right | given)
+
+
+def trained_with(first: Any, variables: list[keras.Variable] | None = None) -> None:
+    """Train two stages, the first of which is `first`, for one update."""
+    optimizer, last = keras.optimizers.SGD(0.1), dense("last")
+    last.build((None, 3))
+
+    def optimizer_function(loss: Any) -> Any:
+        return ipu.pipelining_ops.OptimizerFunctionOutput(optimizer, loss, variables=variables)
+
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = 2
+    config.configure_ipu_system()
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        ipu.pipelining_ops.pipeline(
+            [first, lambda x: ops.mean(last(x))], 4, inputs=[ops.ones((2, 3))], optimizer_function=optimizer_function
+        )
+
+
+def test_a_variable_without_a_gradient_is_an_error() -> None:
+    """As in the original, whose optimizers raise it; `fit` only warns, as Keras does."""
+    used, idle = dense("used"), dense("idle")
+    for layer in (used, idle):
+        layer.build((None, 3))
+
+    def first(x: Any) -> Any:
+        return used(x) + ops.stop_gradient(idle(x))
+
+    with pytest.raises(ValueError, match=r"2 of 6 variables to train have no .*: idle/kernel, idle/bias\. Use"):
+        trained_with(first)
+    before = [used.kernel.numpy(), idle.kernel.numpy()]
+    trained_with(first, [used.kernel])
+    assert not np.array_equal(used.kernel.numpy(), before[0])
+    np.testing.assert_array_equal(idle.kernel.numpy(), before[1])

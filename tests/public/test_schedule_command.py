@@ -93,7 +93,7 @@ def test_the_command_takes_devices_and_inference():
         (("gpipe", "--devices", "0,x"), "Error: --devices 0,x is not a list of devices."),
         (("gpipe", "--devices", "0,1,2"), "3 devices are given for 2 stages: [0, 1, 2]"),
         (("gpipe", "--svg", "no/such/folder/picture.svg"), "No such file or directory: 'no/such/folder/picture.svg'"),
-        (("interleaved", "--devices", "0,0"), "2 stages share 1 devices: [0, 0]"),
+        (("interleaved", "--devices", "0,0"), "some of the 2 stages share one: [0, 0]"),
     ],
 )
 def test_mistakes_on_the_command_line(arguments, message):

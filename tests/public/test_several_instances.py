@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import instance_callbacks
+import instance_collectives
 import instance_estimators
 import instance_programs
 import instance_sources
@@ -158,6 +159,18 @@ def test_estimators_equal_those_of_one_process(shard: str, case: str, tmp_path: 
     metrics = {name: value for name, value in expected.items() if name.startswith("evaluated")}
     assert_same(results(tmp_path, case, shard, 1), metrics)
     assert [path.name for path in (tmp_path / f"{case}-{shard}").iterdir()] == ["0"]
+
+
+def test_what_instances_tell_each_other(tmp_path: Path) -> None:
+    launch(tmp_path, 2, 2, "off", script=instance_collectives)
+    for instance in range(2):
+        found = results(tmp_path, "collectives", "off", instance)
+        np.testing.assert_array_equal(found["sum_a"], [3, 30])
+        np.testing.assert_array_equal(found["mean_a"], [1.5, 15])
+        np.testing.assert_array_equal(found["of_last_a"], [2, 20])
+        np.testing.assert_array_equal(found["all_a"], [[1, 10], [2, 20]])
+        numbers = [found[name].item() for name in ("sum_b", "mean_b", "of_last_b", "replicas_total", "replicas_local")]
+        assert numbers == [1, 0.5, 1, 4, 2]
 
 
 def test_without_a_launcher_there_is_one_instance() -> None:

@@ -4,6 +4,7 @@ import logging
 import re
 import resource
 import time
+from pathlib import Path
 
 import openipu as ipu
 from openipu.engine.checkpoint import MANIFEST, Checkpoints
@@ -137,8 +138,9 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(checkpoints, every):
     with pytest.raises(ValueError, match="damaged"):
         checkpoints.restore(STATE, step=2)
     (checkpoints.folder / "1" / MANIFEST).unlink()
-    with pytest.warns(RuntimeWarning), pytest.raises(FileNotFoundError, match="None of the 2 checkpoints"):
+    with pytest.warns(RuntimeWarning), pytest.raises(FileNotFoundError, match=r"is intact \(of steps \[1, 2\]\)"):
         checkpoints.restore(STATE)
+    (newest / MANIFEST).touch()
     checkpoints.save(2, STATE, wait=True)
     assert checkpoints.restore(STATE)[0] == 2, "a damaged one is replaced"
 
@@ -190,7 +192,19 @@ def test_folders_of_the_user_are_left_alone(tmp_path, caplog):
     assert "3 exists and is not a checkpoint" in caplog.text
 
 
-@pytest.mark.parametrize("folder", ["", "gs://bucket/run", "s3://bucket"])
+def test_checkpoints_that_others_wrote_with_orbax_are_left_alone(tmp_path, caplog):
+    for name in ("1", "2"):
+        (tmp_path / name / "arrays").mkdir(parents=True)
+        (tmp_path / name / "arrays" / "_METADATA").touch()
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    for step in (2, 3, 4):
+        checkpoints.save(step, STATE, wait=True)
+    checkpoints.close()
+    assert "2 exists and is not a checkpoint" in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "4"]
+
+
+@pytest.mark.parametrize("folder", ["", "gs://bucket/run", "s3://bucket", Path("gs://bucket/run"), Path("s3://bucket")])
 def test_places_that_are_no_folder_are_refused(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="`dir` is"):

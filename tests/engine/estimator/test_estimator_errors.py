@@ -303,6 +303,21 @@ def test_what_is_no_path(tmp_path):
         IPUEstimator(model_fn, 3, run_config(), {})
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_weight_without_a_gradient(tmp_path, replicas):
+    def net(trainable):
+        def logits(x):
+            idle = keras.layers.Dense(3, name="idle", trainable=trainable)(x)
+            return keras.layers.Dense(3)(x) + keras.ops.stop_gradient(idle)
+
+        return {"net": logits}
+
+    with pytest.raises(ValueError, match=r"2 of 4 variables to train have no .*: idle/kernel, idle/bias\. Use"):
+        estimator(tmp_path / "refused", replicas, params=net(trainable=True)).train(looped(), steps=4)
+    frozen = estimator(tmp_path / "frozen", replicas, params=net(trainable=False))
+    assert frozen.train(looped(), steps=4).get_variable_value("global_step") == 4
+
+
 # --- files -----------------------------------------------------------------------------------------------------------
 
 

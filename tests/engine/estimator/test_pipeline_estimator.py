@@ -405,6 +405,15 @@ def built_too_late(mode):
     return spec_fn(computational_stages=stages)(mode)
 
 
+def idle_layer(mode):
+    idle = keras.layers.Dense(4, name="idle")
+
+    def one(x, labels):
+        return first(x, labels)[0] + keras.ops.stop_gradient(idle(x)), labels
+
+    return spec_fn(computational_stages=[one, second])(mode)
+
+
 def with_own_rate(loss):
     optimizer = keras.optimizers.SGD(0.1)
     optimizer.learning_rate = 0.1 * loss
@@ -451,6 +460,7 @@ def nothing(): ...
         (ValueError, "Stage 0 logs tensors", spec_fn(computational_stages=[logging_first, second]), {}),
         (ValueError, "state that stage 0 changes and stage 1 uses", shared_state, {}),
         (ValueError, "Stage 1 uses 'dense/kernel', which stage 0 makes", built_too_late, {}),
+        (ValueError, "have no gradient, because .*: idle/kernel, idle/bias. Use them in a stage", idle_layer, {}),
     ],
 )
 def test_refused_training(tmp_path, error, message, function, settings):

@@ -53,10 +53,6 @@ class Checkpoints:
         max_share: float = 1.0,
     ) -> None:
         self.folder = validate.path("folder", folder).absolute()
-        if "://" in str(folder):
-            raise ValueError(
-                f"`folder` is {str(folder)!r}, a URL. Give a folder of this machine, or mount the storage."
-            )
         self._keep = validate.count("keep", keep, optional=True)
         self._every_steps = validate.count("every_steps", every_steps, optional=True)
         self._every_seconds = validate.number("every_seconds", every_seconds, optional=True, above=0)
@@ -161,7 +157,8 @@ class Checkpoints:
 
     def _remove_old(self) -> None:
         """Remove the oldest checkpoints. Damaged ones do not count, or they would displace good ones."""
-        steps = [step for step in self.all_steps() if step not in self._damaged]
+        intact = [step for step in self.all_steps() if step not in self._damaged]
+        steps = [step for step in intact if files.has_manifest(self.folder / str(step))]
         for old in steps[: -self._keep] if self._keep else []:
             files.remove(self.folder / str(old))
 
@@ -204,7 +201,7 @@ class Checkpoints:
                 self._last_step = candidate
                 return candidate, tree
         raise FileNotFoundError(
-            f"None of the {len(steps)} checkpoints in {self.folder} is intact. Remove the folder to start over."
+            f"No checkpoint in {self.folder} is intact (of steps {steps}). Use another folder to start over."
             if steps
             else f"There is no checkpoint in {self.folder}."
         )

@@ -95,7 +95,7 @@ def write(folder: Path, step: int, arrays: dict[str, np.ndarray], values: dict[s
     record = json.dumps({"step": step, "values": values, "files": dict(_digests(unfinished))}, indent=1)
     (unfinished / MANIFEST).write_text(f"{_digest(record)}\n{record}", encoding="utf-8")
     final = folder / str(step)
-    if is_checkpoint(final):
+    if has_manifest(final):
         remove(final)
     elif final.exists():
         raise OSError(f"{final} exists and is not a checkpoint; use another folder for checkpoints")
@@ -166,8 +166,13 @@ def _checkpointer() -> Any:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether we wrote a folder, even if it was damaged later: users keep folders named 0, 1, 2, ... of their own."""
-    return (path / MANIFEST).is_file() or (path / _ARRAYS / "_METADATA").is_file()
+    """Whether a folder is a checkpoint, or what is left of one: users keep folders named 0, 1, 2, ... of their own."""
+    return has_manifest(path) or (path / _ARRAYS / "_METADATA").is_file()
+
+
+def has_manifest(path: Path) -> bool:
+    """Whether we wrote a folder for certain. Only such a folder is ever replaced or removed."""
+    return (path / MANIFEST).is_file()
 
 
 def remove(path: Path) -> None:

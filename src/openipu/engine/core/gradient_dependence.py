@@ -23,6 +23,24 @@ def differentiable_inputs(function: Callable[[list[Array]], Array], arrays: list
     return _used(jax.make_jaxpr(function)(arrays).jaxpr, [True], _has_gradient)
 
 
+def without_gradient(loss: Callable[[list[Array]], Array], weights: list[Array], names: Sequence[str]) -> list[str]:
+    """The names of the weights that the loss does not depend on."""
+    used = differentiable_inputs(loss, weights)
+    return [name for name, is_used in zip(names, used, strict=True) if not is_used]
+
+
+def refuse_without_gradient(
+    loss: Callable[[list[Array]], Array], weights: list[Array], names: Sequence[str], remedy: str
+) -> None:
+    """Raise if the loss does not depend on all weights, as the original does outside of `fit`."""
+    missing = without_gradient(loss, weights, names)
+    if missing:
+        raise ValueError(
+            f"{len(missing)} of {len(weights)} variables to train have no gradient, because the loss does not depend "
+            f"on them: {', '.join(missing)}. {remedy}"
+        )
+
+
 def needed_inputs(jaxpr: Jaxpr, results: Sequence[bool]) -> list[bool]:
     """For each input of a program, whether one of the wanted `results` can depend on it in any way."""
     return _used(jaxpr, results, _is_variable)

@@ -18,7 +18,7 @@ from openipu.engine.types import Array
 
 import keras
 
-from .gradient_dependence import differentiable_inputs
+from .gradient_dependence import without_gradient
 from .model_state import carried_by
 from .optimizer_chain import describe, map_gradients
 from .options import MetricReduction, Options
@@ -183,13 +183,13 @@ def _check_gradients(model: keras.Model, trainer: Trainer | None, state: State, 
     """Name the trainable weights that the loss does not depend on, because users may believe they are trained."""
     seen = state if trainer is None else trainer.seen_by_keras(state)
     loss = loss_of(functools.partial(_train_forward, model), seen, batch)
-    used = differentiable_inputs(lambda weights: loss(weights)[0], state.trainable)
-    names = [v.path for v, is_used in zip(model.trainable_variables, used, strict=True) if not is_used]
+    paths = [v.path for v in model.trainable_variables]
+    names = without_gradient(lambda weights: loss(weights)[0], state.trainable, paths)
     if names:
         log.warning(
             "%d of %d trainable weights of model %r have no gradient, because the loss does not depend on them: %s. "
             "They are not trained. If that is meant, freeze their layers: `layer.trainable = False`.",
-            len(names), len(used), model.name, ", ".join(names),
+            len(names), len(paths), model.name, ", ".join(names),
         )  # fmt: skip
 
 

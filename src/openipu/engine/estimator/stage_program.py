@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from openipu.engine.devices.placement import Placement
 from openipu.engine.loop.arrays import rows_of
 from openipu.engine.loop.loop import Result
 from openipu.engine.pipeline.build.assemble import make_loop
-from openipu.engine.pipeline.build.function_stages import functions_in_stages
+from openipu.engine.pipeline.build.function_stages import functions_in_stages, gradient_check
 from openipu.engine.types import Array, Tree
 
 import jax
@@ -86,6 +87,8 @@ def make_staged_program(
     if mode == "train":
         outcome, metrics = train_outcome(place.replicas, outbox)
         functions = functions_of(spec, metrics=partial(_counted, outbox))
+        names = [name for name, _ in model.in_part("trainable")]
+        outcome = replace(outcome, check=gradient_check(functions, model, names))
     elif mode == "test":
         functions = functions_of(spec, results=lambda outputs, *_: jax.tree.map(at_least_1d, outputs))
         on_host = partial(_on_host, spec.eval_metrics_fn)

@@ -184,8 +184,8 @@ class Interleaved(_Steady):
     def _offsets(self, devices: Sequence[int], training: bool) -> tuple[int, ...]:
         if training and len(set(devices)) < len(devices):
             raise NotImplementedError(
-                f"Interleaved can only train with every stage on a device of its own, but {len(devices)} stages share "
-                f"{len(set(devices))} devices: {list(devices)}. Use Grouped, OneFOneB or Sequential, or more devices."
+                f"Interleaved can only train with every stage on a device of its own, but some of the {len(devices)} "
+                f"stages share one: {list(devices)}. Use Grouped, OneFOneB or Sequential, or more devices."
             )
         return _circular_union(_route(devices, training))
 

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import keras
 
 from .assemble import make_loop
-from .function_stages import Functions, NewState, functions_in_stages
+from .function_stages import Functions, NewState, functions_in_stages, gradient_check
 from .optimizer_output import OptimizerFunctionOutput
 
 KEPT = 16
@@ -114,7 +114,9 @@ def _make(request: Request, element: Tree, place: Placement) -> Runner:
     functions = request.functions
     variables, optimizer = _discover(functions, element, place)
     model = functions_in_stages(functions, variables, (variables.trained, variables.others), optimizer, place)
-    loop, layout = make_loop("pipeline", Outcome("all"), model, request.pipelining, place)
+    paths = [v.path for v in variables.trained]
+    check = gradient_check(functions, variables, paths) if optimizer is not None else None
+    loop, layout = make_loop("pipeline", Outcome("all", check=check), model, request.pipelining, place)
     return Runner(variables, optimizer, loop, layout, place)
 
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from openipu import _validate as validate
+from openipu.engine.core.enqueued import ignored
+from openipu.engine.core.gradient_dependence import refuse_without_gradient
+from openipu.engine.core.state import Batch, State
 from openipu.engine.devices.placement import Placement
 from openipu.engine.loop.arrays import rows_of
 from openipu.engine.pipeline.runtime.stage_function import Arrays, StageContext, StageFunction, StageResults
@@ -129,6 +132,25 @@ class _Stage:
         mapping = zip(variables, zero_filled(variables, self.common, optimizer), strict=True)
         with keras.StatelessScope(state_mapping=list(mapping)):
             return jnp.reshape(self.optimizer.scale_loss(loss), ())
+
+
+def gradient_check(functions: Functions, binding: Binding, names: Sequence[str]) -> Callable[[State, Batch], None]:
+    """For `Outcome.check`: raises if the loss does not depend on all weights, which have these names."""
+
+    def loss(weights: Arrays, state: State, batch: Batch) -> Array:
+        outputs: list[Any] = []
+        for stage in range(len(functions.stages)):
+            own = [weights[n] for n in binding.weights[stage]]
+            with ignored(), binding.bound(stage, own, [state.non_trainable[n] for n in binding.state[stage]]):
+                outputs = functions.call(stage, outputs, batch)
+                outputs = [functions.optimized(outputs).loss] if stage == functions.last else outputs
+        return jnp.reshape(outputs[0], ())
+
+    def check(state: State, batch: Batch) -> None:
+        remedy = "Use them in a stage, leave them out of `variables`, or make them with `trainable=False`."
+        refuse_without_gradient(lambda weights: loss(weights, state, batch), state.trainable, names, remedy)
+
+    return check
 
 
 def functions_in_stages(
