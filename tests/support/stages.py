@@ -87,3 +87,12 @@ class Marked(keras.Model):
 def reloaded(model: Any, tmp_path: Any, **settings: Any) -> Any:
     model.save(tmp_path / "model.keras")
     return keras.models.load_model(tmp_path / "model.keras", **settings)
+
+
+def accumulating(model: keras.Model, stages: bool) -> None:
+    """Accumulate the mean of four micro-batches, in two automatic stages or on one device."""
+    if stages:
+        model.set_pipeline_stage_assignment("auto", stages=2, print_fn=None)
+        model.set_pipelining_options(4, gradient_accumulation_reduction_method="mean")
+    else:
+        model.set_gradient_accumulation_options(4, "mean")

@@ -13,6 +13,7 @@ from keras import layers, ops
 
 import replication
 import zoo
+from stages import accumulating
 
 pytestmark = zoo.KERAS_WARNINGS
 
@@ -82,11 +83,7 @@ def trained(make: Any, stages: bool, replicas: int = 1) -> tuple[list[np.ndarray
     with ipu.ipu_strategy.IPUStrategy().scope():
         model = make()
         model(X[:4])
-        if stages:
-            model.set_pipeline_stage_assignment("auto", stages=2, print_fn=None)
-            model.set_pipelining_options(4, gradient_accumulation_reduction_method="mean")
-        else:
-            model.set_gradient_accumulation_options(4, "mean")
+        accumulating(model, stages)
     model.steps_per_execution = 4 * replicas
     history = model.fit(X, Y, batch_size=4 // replicas, epochs=2, shuffle=False, verbose=0).history
     return model.get_weights(), history, model.evaluate(X, Y, batch_size=4, verbose=0, return_dict=True)

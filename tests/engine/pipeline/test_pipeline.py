@@ -22,6 +22,7 @@ from keras import layers
 
 import replication
 import zoo
+from stages import accumulating
 
 pytestmark = zoo.KERAS_WARNINGS
 
@@ -525,11 +526,7 @@ def distiller(stages: bool, **settings: Any) -> keras.Model:
         model = Distiller(**settings)
         model.build((None, x.shape[1]))
         model(x[:4])
-        if stages:
-            model.set_pipeline_stage_assignment("auto", stages=2, print_fn=None)
-            model.set_pipelining_options(4, gradient_accumulation_reduction_method="mean")
-        else:
-            model.set_gradient_accumulation_options(4, "mean")
+        accumulating(model, stages)
         model.compile(keras.optimizers.SGD(0.05), steps_per_execution=4)
     return model
 
