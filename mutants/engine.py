@@ -549,9 +549,16 @@ DEVICES_AND_FIT = [
     mutant(
         "damaged-programs-stay",
         "engine/devices/program_cache.py",
-        "or (new and not _is_intact(entry)):",
-        "or (incomplete and not _is_intact(entry)):",
+        "elif new and not _is_intact(entry):",
+        "elif incomplete and not _is_intact(entry):",
         f"{CACHE}::test_damaged_entries_are_replaced",
+    ),
+    mutant(
+        "planted-programs-run",
+        "engine/devices/program_cache.py",
+        "if not (_is_own(entry) if closed else is_private(entry)):",
+        "if not _is_own(entry):",
+        f"{CACHE}::test_a_planted_program_runs_only_if_nobody_else_could_have_planted_it",
     ),
     mutant(
         "an-idle-group-divides-by-zero",

@@ -64,6 +64,7 @@ class Run:
     callbacks: tuple[str, ...]
     asynchronous: bool
     prefetch: int | None
+    stages: int = 1
 
     @property
     def strength(self) -> int:
@@ -76,7 +77,7 @@ class Run:
 
     @property
     def many(self) -> bool:
-        return self.replicas * self.accumulate > 1
+        return self.replicas * self.accumulate * self.stages > 1
 
     @property
     def steps_of_keras(self) -> int:
@@ -140,6 +141,7 @@ def draw(rng: random.Random) -> Run:
         callbacks=tuple(rng.sample(CALLBACKS, number(0, 3))),
         asynchronous=some((False, False, True)),
         prefetch=some((None, None, 1, 5)),
+        stages=some((1, 1, 2)),
     ))  # fmt: skip
 
 
@@ -367,9 +369,16 @@ def model_of(run: Run, *, plain: bool) -> keras.Model:
             settings["optimizer"] = replication.amplified(settings["optimizer"], run.strength)
         model.compile(**settings, steps_per_execution=run.steps_of_keras)
         return model
-    with zoo.policy(case.policy), replication.strategy(run.replicas).scope():
+    with zoo.policy(case.policy), replication.strategy(run.replicas * run.stages).scope():
         model = case.make()
-    model.set_gradient_accumulation_options(run.accumulate, run.method)
+    if run.stages > 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such small models cannot be cut evenly
+            model.set_pipeline_stage_assignment("auto", stages=run.stages, print_fn=None)
+        model.set_pipelining_options(run.accumulate, pipeline_schedule="OneFOneB",
+                                     gradient_accumulation_reduction_method=run.method)  # fmt: skip
+    else:
+        model.set_gradient_accumulation_options(run.accumulate, run.method)
     model.set_asynchronous_callbacks(run.asynchronous)
     if run.prefetch:
         model.set_infeed_queue_options(prefetch_depth=run.prefetch)

@@ -158,16 +158,48 @@ def test_a_cache_that_others_can_write_to_is_not_used(
     assert program_cache._usable(tmp_path)
 
 
-def test_entries_that_others_could_have_written_are_removed(tmp_path: Path) -> None:
+def test_entries_that_others_could_have_written_are_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tmp_path.chmod(0o755)
     mine, open_to_all = planted(tmp_path, "mine"), planted(tmp_path, "open", 0o666)
     program_cache._repair(cache_folder.Cache(tmp_path))
     assert mine.exists()
     assert not open_to_all.exists()
+    assert caplog.messages == [
+        f"Others could have written some of the compiled programs in {tmp_path}. These were removed (1), and are "
+        "compiled again. Run `chmod 700` on the folder to keep others out."
+    ]
     tmp_path.chmod(0o700)
     shared = planted(tmp_path, "shared", 0o664)  # what a umask of 002 makes
     program_cache._repair(cache_folder.Cache(tmp_path))
     assert shared.exists()
+
+
+TWELVE, THIRTEEN = (
+    f"""
+    import jax, jax.numpy as jnp
+    from openipu.engine.devices import program_cache, systems
+    program_cache.MIN_COMPILE_SECONDS = 0
+    systems.system()
+    print(int(jax.jit(lambda x: x + {number})(jnp.int32(0))))
+    """
+    for number in (12, 13)
+)
+
+
+@pytest.mark.parametrize(("mode", "result"), [(0o666, "12"), (0o600, "13")])
+def test_a_planted_program_runs_only_if_nobody_else_could_have_planted_it(
+    tmp_path: Path, mode: int, result: str
+) -> None:
+    def made_by(script: str, folder: Path) -> Path:
+        in_a_new_process(script, folder)
+        [entry] = (folder / "cache").glob("jit__lambda*-cache")
+        return entry
+
+    mine, other = made_by(TWELVE, tmp_path / "mine"), made_by(THIRTEEN, tmp_path / "other")
+    mine.parent.chmod(0o755)
+    mine.write_bytes(other.read_bytes())
+    mine.chmod(mode)
+    assert in_a_new_process(TWELVE, tmp_path / "mine").split() == [result]
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can give files away")

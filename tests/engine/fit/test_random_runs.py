@@ -32,6 +32,8 @@ def check(run: Run, folder: Path) -> str:
         return f"refused by both with a {type(of_keras).__name__}"
     actual = random_runs.result(run, folder / "ours", plain=False)
     random_runs.assert_same(actual, expected, zoo.CASES[run.model].tolerance)
+    if run.stages > 1:
+        return "in stages"
     return "on replicas or accumulated" if run.many else "on one device"
 
 

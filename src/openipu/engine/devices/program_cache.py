@@ -86,17 +86,26 @@ def _repair(cache: Cache) -> None:
     """
     closed = not cache.folder.stat().st_mode & 0o011  # then the permissions of what is inside do not matter
     last_check = _begin_check(cache.folder)
+    foreign = 0
     for entry in cache.folder.glob("*-cache"):
         used = entry.with_name(entry.name.removesuffix("-cache") + "-atime")  # JAX's note of when it was last used
         with contextlib.suppress(OSError):  # other processes delete entries, too
             changed = entry.stat().st_mtime_ns
             incomplete = cache.max_bytes != UNLIMITED and not used.exists()
             new = incomplete or changed >= last_check
-            if not (_is_own(entry) if closed else is_private(entry)) or (new and not _is_intact(entry)):
+            if not (_is_own(entry) if closed else is_private(entry)):
+                entry.unlink()
+                foreign += 1
+            elif new and not _is_intact(entry):
                 entry.unlink()
             elif incomplete:
                 # Without it, JAX could add nothing to a cache of limited size.
                 used.write_bytes(changed.to_bytes(8, "little"))
+    if foreign:
+        _logger.warning(
+            "Others could have written some of the compiled programs in %s. These were removed (%d), and are compiled "
+            "again. Run `chmod 700` on the folder to keep others out.", cache.folder, foreign,
+        )  # fmt: skip
 
 
 def _begin_check(folder: Path) -> int:
