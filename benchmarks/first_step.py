@@ -33,7 +33,7 @@ class Point:
 
     def entry(self, who: str) -> Entry:
         """The process that measures it."""
-        return Entry(self.model, who, self.per_execution, epochs=2, tail=self.tail)
+        return Entry(self.model, who, self.per_execution, epochs=4, tail=self.tail)
 
 
 @dataclass(frozen=True)
