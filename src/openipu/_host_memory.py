@@ -14,10 +14,7 @@ VARIABLE = "OPENIPU_KEEP_MEMORY"
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
 """Parameters of `mallopt`, as numbered by the library's malloc.h."""
 HEAP = 64 * 2**20
-"""The size of the pieces in which threads get memory. What does not fit into one is always given back.
-
-So programs are compiled to ask for smaller blocks (`_OPTIONS` in engine/loop/compile.py).
-"""
+"""The size of the pieces in which threads get memory. What does not fit into one is always given back."""
 SETTINGS = ((MMAP_MAX, 0), (TRIM_THRESHOLD, -1), (TOP_PAD, HEAP))
 """No block of its own for a large allocation, nothing given back, and a reserve so large that no piece is unmapped.
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from openipu.engine.types import Array, Tree
+from openipu.engine.types import Array
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 Counts = Callable[[Var | Literal], bool]
-Used = Callable[[list[bool]], None]
-"""Is told for each weight whether the loss can have a gradient with respect to it."""
 
 
 def differentiable_inputs(function: Callable[[list[Array]], Array], arrays: list[Array]) -> list[bool]:
@@ -25,27 +23,20 @@ def differentiable_inputs(function: Callable[[list[Array]], Array], arrays: list
     return _used(jax.make_jaxpr(function)(arrays).jaxpr, [True], _has_gradient)
 
 
-def looked_at(loss: Callable[[list[Array]], Tree], used: Used) -> Callable[[list[Array]], Tree]:
-    """The loss, which may return more after it. Wherever it is traced, `used` is told about its gradients.
-
-    It is traced as it is, and the trace is what is then differentiated. So users' code runs once for both.
-    """
-
-    def run(weights: list[Array]) -> Tree:
-        closed, shapes = jax.make_jaxpr(loss, return_shape=True)(weights)
-        first = [True] + [False] * (len(closed.jaxpr.outvars) - 1)
-        used(_used(closed.jaxpr, first, _has_gradient))
-        return jax.tree.unflatten(jax.tree.structure(shapes), jaxpr_as_fun(closed)(*weights))
-
-    return run
+def without_gradient(loss: Callable[[list[Array]], Array], weights: list[Array], names: Sequence[str]) -> list[str]:
+    """The names of the weights that the loss does not depend on."""
+    used = differentiable_inputs(loss, weights)
+    return [name for name, is_used in zip(names, used, strict=True) if not is_used]
 
 
-def refuse_unused(names: Sequence[str], remedy: str, used: Sequence[bool]) -> None:
+def refuse_without_gradient(
+    loss: Callable[[list[Array]], Array], weights: list[Array], names: Sequence[str], remedy: str
+) -> None:
     """Raise if the loss does not depend on all weights, as the original does outside of `fit`."""
-    missing = [name for name, is_used in zip(names, used, strict=True) if not is_used]
+    missing = without_gradient(loss, weights, names)
     if missing:
         raise ValueError(
-            f"{len(missing)} of {len(names)} variables to train have no gradient, because the loss does not depend "
+            f"{len(missing)} of {len(weights)} variables to train have no gradient, because the loss does not depend "
             f"on them: {', '.join(missing)}. {remedy}"
         )
 

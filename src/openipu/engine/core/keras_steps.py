@@ -18,7 +18,7 @@ from openipu.engine.types import Array
 
 import keras
 
-from .gradient_dependence import Used, differentiable_inputs
+from .gradient_dependence import without_gradient
 from .model_state import carried_by
 from .optimizer_chain import describe, map_gradients
 from .options import MetricReduction, Options
@@ -36,13 +36,13 @@ def make_step(model: keras.Model, mode: Mode, place: Placement, options: Options
     Mode "train" needs a `trainer`.
     """
     replicas = place.replicas
-    outcome = make_outcome(model, mode, replicas, options)
+    outcome = make_outcome(model, mode, replicas, options, trainer)
     if mode == "predict":
         step = Step(functools.partial(predict_micro, model), None, outcome)
     elif overrides(model, f"{mode}_step"):
         step = _own_step(model, mode, replicas, options)
     elif trainer is not None:
-        micro = functools.partial(trainer.micro, functools.partial(_train_forward, model), _warn_once(model))
+        micro = functools.partial(trainer.micro, functools.partial(_train_forward, model))
         step = Step(micro, trainer.update, outcome)
     else:
         step = Step(functools.partial(test_micro, model), None, outcome)
@@ -58,14 +58,17 @@ def _own_step(model: keras.Model, mode: Mode, replicas: Replicas, options: Optio
     return Step(micro, None, Outcome("last", logs if replicas.count > 1 else None), applies=mode == "train")
 
 
-def make_outcome(model: keras.Model, mode: Mode, replicas: Replicas, options: Options) -> Outcome:
-    """What an execution of Keras' own step returns."""
+def make_outcome(
+    model: keras.Model, mode: Mode, replicas: Replicas, options: Options, trainer: Trainer | None = None
+) -> Outcome:
+    """What an execution of Keras' own step returns. A model in stages is trained without a `trainer`."""
     if mode == "predict":
         return Outcome("all")
     logs = functools.partial(metric_logs, model, replicas, options.metric_reduction)
+    check = functools.partial(_check_gradients, model, trainer) if mode == "train" else None
     if overrides(model, "compute_metrics"):
-        return Outcome("last", logs if replicas.count > 1 else None)
-    return Outcome("none", logs)
+        return Outcome("last", logs if replicas.count > 1 else None, check)
+    return Outcome("none", logs, check)
 
 
 # --- one micro-batch
@@ -176,28 +179,18 @@ def called_by(model: keras.Model, call: Callable[..., Any]) -> contextlib.Abstra
     return STATELESS_CALL.using(lambda original, *args, **kwargs: next(first, original)(*args, **kwargs), on=model)
 
 
-def check_gradients(model: keras.Model, state: State, batch: Batch) -> None:
-    """For `Outcome.check`: warn of weights without a gradient."""
-    loss = loss_of(functools.partial(_train_forward, model), state, batch)
-    _warn_once(model)(differentiable_inputs(lambda weights: loss(weights)[0], state.trainable))
-
-
-def _warn_once(model: keras.Model) -> Used:
-    """Names the trainable weights that the loss does not depend on, because users may believe they are trained."""
+def _check_gradients(model: keras.Model, trainer: Trainer | None, state: State, batch: Batch) -> None:
+    """Name the trainable weights that the loss does not depend on, because users may believe they are trained."""
+    seen = state if trainer is None else trainer.seen_by_keras(state)
+    loss = loss_of(functools.partial(_train_forward, model), seen, batch)
     paths = [v.path for v in model.trainable_variables]
-    said: list[None] = []
-
-    def warn(used: list[bool]) -> None:
-        names = [path for path, is_used in zip(paths, used, strict=True) if not is_used]
-        if names and not said:
-            said.append(None)
-            log.warning(
-                "%d of %d trainable weights of model %r have no gradient, because the loss does not depend on them: "
-                "%s. They are not trained. If that is meant, freeze their layers: `layer.trainable = False`.",
-                len(names), len(paths), model.name, ", ".join(names),
-            )  # fmt: skip
-
-    return warn
+    names = without_gradient(lambda weights: loss(weights)[0], state.trainable, paths)
+    if names:
+        log.warning(
+            "%d of %d trainable weights of model %r have no gradient, because the loss does not depend on them: %s. "
+            "They are not trained. If that is meant, freeze their layers: `layer.trainable = False`.",
+            len(names), len(paths), model.name, ", ".join(names),
+        )  # fmt: skip
 
 
 # --- logs

@@ -48,7 +48,7 @@ class Outcome:
     collect: Literal["none", "last", "all"]
     finish: Callable[[State], Any] | None = None
     check: Callable[[State, Batch], None] | None = None
-    """For stages, which are traced one by one: looks at the loss of a whole micro-batch once, before they are."""
+    """Raises if a micro-batch cannot do what the user wants. Called once, while a program is traced."""
     begin: Callable[[State], State] | None = None
     """Changes the state when an execution begins, for example to clear the results of the last one."""
 

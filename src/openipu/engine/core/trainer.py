@@ -15,7 +15,6 @@ import keras
 from . import offload
 from .accumulation import Accumulation
 from .enqueued import IN_SHARES, Enqueued, OutfeedError, collected, enqueue_again
-from .gradient_dependence import Used, looked_at
 from .optimizer_chain import map_gradients
 from .optimizer_chain import update as apply_update
 from .optimizer_sharding import make_shards
@@ -52,13 +51,10 @@ class Trainer:
         shards = self.layout.shards
         return state if shards is None else state._replace(optimizer=shards.stand_ins(state.optimizer))
 
-    def micro(self, forward: Forward, used: Used, state: State, batch: Batch) -> tuple[State, list[Any], Any]:
-        """Train on a micro-batch: the new state, the gradients and the results.
-
-        Whenever this is traced, `used` is told which weights have a gradient.
-        """
+    def micro(self, forward: Forward, state: State, batch: Batch) -> tuple[State, list[Any], Any]:
+        """Train on a micro-batch: the new state, the gradients and the results."""
         seen = self.seen_by_keras(state)
-        loss: Loss = looked_at(loss_of(forward, seen, batch), used)
+        loss = loss_of(forward, seen, batch)
         if self.recompute:
             loss = recomputed_in_parts(loss, self.layout.replicas.platform)
         gradient = jax.grad(loss, has_aux=True)

@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 from openipu.engine.core.enqueued import carried
-from openipu.engine.core.gradient_dependence import refuse_unused
+from openipu.engine.core.gradient_dependence import refuse_without_gradient
 from openipu.engine.core.options import Options
 from openipu.engine.core.replicated_step import on_replicas
 from openipu.engine.core.state import Outcome, State, Step
 from openipu.engine.core.state_layout import StateLayout
-from openipu.engine.core.trainer import Forward, Trainer, make_trainer
+from openipu.engine.core.trainer import Forward, Trainer, loss_of, make_trainer
 from openipu.engine.devices.dtypes import is_numeric
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
@@ -59,7 +59,8 @@ def make_program(model: WholeModel, place: Placement, options: Options, outbox: 
         trainer = make_trainer(model.optimizer, [made.variable for made in weights.values()], place, options)
         forward = train_forward(model, outbox)
         outcome, metrics = train_outcome(place.replicas, outbox)
-        step = Step(_train_micro(trainer, forward, list(weights)), trainer.update, outcome)
+        outcome = replace(outcome, check=_gradient_check(trainer, forward, list(weights)))
+        step = Step(_train_micro(trainer, forward), trainer.update, outcome)
     else:
         step, metrics = infer_step(model, place)
     step = on_replicas(step, place)
@@ -106,21 +107,27 @@ def train_forward(model: WholeModel, outbox: Outbox) -> Forward:
     return forward
 
 
-def _train_micro(trainer: Trainer, forward: Forward, names: list[str]) -> Micro:
-    """A micro-batch of training. It counts the steps in the first non-trainable variable, and sets learning rates.
-
-    Raises if the loss does not depend on all weights, which have these names.
-    """
-    remedy = "Use them in model_fn, leave them out of `var_list`, or make them with `trainable=False`."
-    refuse = partial(refuse_unused, names, remedy)
+def _train_micro(trainer: Trainer, forward: Forward) -> Micro:
+    """A micro-batch of training. It counts the steps in the first non-trainable variable, and sets learning rates."""
 
     def micro(state: State, batch: Tree) -> tuple[State, list[Array], Tree]:
-        new, gradients, rates = trainer.micro(forward, refuse, state, batch)
+        new, gradients, rates = trainer.micro(forward, state, batch)
         step, *rest = new.non_trainable
         optimizer = [rates.get(position, value) for position, value in enumerate(new.optimizer)]
         return new._replace(non_trainable=[step + 1, *rest], optimizer=optimizer), gradients, ()
 
     return micro
+
+
+def _gradient_check(trainer: Trainer, forward: Forward, names: list[str]) -> Callable[[State, Tree], None]:
+    """For `Outcome.check`: raises if the loss does not depend on all weights, which have these names."""
+
+    def check(state: State, batch: Tree) -> None:
+        loss = loss_of(forward, trainer.seen_by_keras(state), batch)
+        remedy = "Use them in model_fn, leave them out of `var_list`, or make them with `trainable=False`."
+        refuse_without_gradient(lambda weights: loss(weights)[0], state.trainable, names, remedy)
+
+    return check
 
 
 def train_outcome(replicas: Replicas, outbox: Outbox) -> tuple[Outcome, Callable[[], list[Any]]]:

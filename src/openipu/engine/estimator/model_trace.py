@@ -1,9 +1,9 @@
 """model_fn -> `DiscoveredModel`: which variables it makes, and model_fn as a pure function of their values.
 
-model_fn is called (traced) once to discover its variables and results, and once per shape of batch when a program is
-compiled (with several replicas, once more for batches that only some of them get); never per step. Each call makes new
-layers. `WholeModel.run` gives their variables the values in the state, matched by the order in which they are made, and
-checks their names.
+model_fn is called (traced) once to discover its variables and results, in training once to see that all of them have a
+gradient, and once per shape of batch when a program is compiled (with several replicas, once more for batches that only
+some of them get); never per step. Each call makes new layers. `WholeModel.run` gives their variables the values in the
+state, matched by the order in which they are made, and checks their names.
 """
 
 from __future__ import annotations

@@ -40,13 +40,6 @@ log = logging.getLogger("openipu")
 LONGEST_TEXT = 40_000
 """The most characters of a compiled program that a report shows."""
 
-_OPTIONS: dict[str, dict[str, Any]] = {"cpu": {"xla_multiheap_size_constraint_per_heap": 20 * 2**20}}
-"""What XLA is told on each platform.
-
-On CPUs, the working memory of a program is not one block, but several of at most 20 MiB. The C library keeps blocks of
-up to 64 MiB for the next launch (`openipu/_host_memory.py`), and three of these fit into that.
-"""
-
 Function = Callable[..., tuple[Any, ...]]
 """Takes the state first. Returns results, the new state, and possibly more."""
 
@@ -126,8 +119,7 @@ def compile_program(
     clock, hits = _Clock(name, noted), program_cache.hits()
     with convolution.counted() as replaced:
         lowered = _lower(make, arguments, donate, clock)
-    platform = place.replicas.platform
-    options = _OPTIONS.get(platform, {}) | replaced.compiler_options(platform) | dict(place.compiler_options)
+    options: dict[str, Any] = replaced.compiler_options(place.replicas.platform) | dict(place.compiler_options)
     check_callbacks(lowered, place.replicas, name)
     if not place.replicas.is_local:
         _check_same(lowered, name)

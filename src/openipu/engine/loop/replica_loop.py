@@ -53,8 +53,14 @@ class ReplicaLoop(Loop):
         return [*jobs, *Job.of_rest(rest, slab.tail)]
 
     def _execution(self, state: State, resident: Tree, body: Tree, job: Job, outfeeds: Specs) -> Function:
-        del resident, body  # stages are made from their shapes
         replicas, axes = self._place.replicas, self._spread.axes(state)
+
+        def first(state: State, resident: Tree, body: Tree) -> None:
+            assert self._outcome.check is not None
+            self._outcome.check(self._spread.own_part(state), fetch(resident, row(row(body, 0), 0)))
+
+        if self._outcome.check is not None and not self.programs and not outfeeds:
+            jax.make_jaxpr(replicas.program(first, (axes, None, 1), None))(state, resident, body)
         layout = Layout(job.form, replicas, self._accumulation, self._live, outfeeds)
         run = functools.partial(_on_replica, self._step, layout, self._spread)
         outputs = (1, None) if self._outcome.collect == "all" else None

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from openipu import _validate as validate
 from openipu.engine.core.enqueued import ignored
-from openipu.engine.core.gradient_dependence import differentiable_inputs, refuse_unused
+from openipu.engine.core.gradient_dependence import refuse_without_gradient
 from openipu.engine.core.state import Batch, State
 from openipu.engine.devices.placement import Placement
 from openipu.engine.loop.arrays import rows_of
@@ -148,8 +148,7 @@ def gradient_check(functions: Functions, binding: Binding, names: Sequence[str])
 
     def check(state: State, batch: Batch) -> None:
         remedy = "Use them in a stage, leave them out of `variables`, or make them with `trainable=False`."
-        used = differentiable_inputs(lambda weights: loss(weights, state, batch), state.trainable)
-        refuse_unused(names, remedy, used)
+        refuse_without_gradient(lambda weights: loss(weights, state, batch), state.trainable, names, remedy)
 
     return check
 

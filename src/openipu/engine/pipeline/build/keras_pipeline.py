@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 from openipu import _validate as validate
-from openipu.engine.core.keras_steps import check_gradients, make_outcome
+from openipu.engine.core.keras_steps import make_outcome
 from openipu.engine.core.options import Options
 from openipu.engine.core.pipelining import Pipelining
 from openipu.engine.core.state import Mode
@@ -75,7 +74,5 @@ def make_keras_loop(
             {"offload_weight_update_variables": "a pipeline's optimizer state stays on the devices of its stages"}
         )
     outcome = make_outcome(model, mode, place.replicas, options)
-    if mode == "train":
-        outcome = replace(outcome, check=partial(check_gradients, model))
     staged = stages_of_keras_model(model, mode, pipeline.stages, place)
     return make_loop(f"{model.name}_{mode}", outcome, staged, pipelining, place, live)

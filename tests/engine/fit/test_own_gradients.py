@@ -1,0 +1,108 @@
+"""Gradients that users define, which may read whatever is there when their layer is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import replication
+import stages
+import zoo
+
+pytestmark = zoo.KERAS_WARNINGS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _systems() -> None:
+    replication.configure_all()
+
+
+class InALoop(layers.Layer):
+    """Each pass has a gradient that reads the loop's variable."""
+
+    def call(self, x: Any) -> Any:
+        for scale in (10.0, 1.0):
+
+            @ops.custom_gradient
+            def scaled(x: Any) -> Any:
+                def gradient(*args: Any, upstream: Any = None) -> Any:
+                    return (args[0] if upstream is None else upstream) * scale  # noqa: B023 - that is the point
+
+                return x, gradient
+
+            x = scaled(x)
+        return x
+
+
+class ForwardMode(layers.Layer):
+    def call(self, x: Any) -> Any:
+        for scale in (10.0, 1.0):
+            same = jax.custom_jvp(lambda x: x)
+            same.defjvp(lambda p, t: (p[0], t[0] * scale))  # noqa: B023 - that is the point
+            x = same(x)
+        return x
+
+
+class Scheduled(layers.Layer):
+    """Reads a variable of the layer in its gradient."""
+
+    def build(self, _shape: Any) -> None:
+        self.strength = self.add_weight(initializer="ones", trainable=False)
+
+    def call(self, x: Any) -> Any:
+        @ops.custom_gradient
+        def reversed_(x: Any) -> Any:
+            def gradient(*args: Any, upstream: Any = None) -> Any:
+                return -(args[0] if upstream is None else upstream) * self.strength
+
+            return x, gradient
+
+        return reversed_(x)
+
+
+class Masked(layers.Layer):
+    """Reads a value from outside the function in its gradient."""
+
+    def call(self, x: Any) -> Any:
+        mask = ops.cast(x[:, :1] > 0, "float32")
+        same = jax.custom_vjp(lambda x: x)
+        same.defvjp(lambda x: (x, None), lambda _, g: (g * mask,))
+        return same(x)
+
+
+def model(layer: type[layers.Layer], in_scope: Callable[[], Any]) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    with in_scope():
+        made = keras.Sequential([keras.Input((3,)), layers.Dense(4), layer(), layers.Dense(1)])
+    made.compile(keras.optimizers.SGD(0.005), "mse", steps_per_execution=3)
+    return made
+
+
+def trained(made: keras.Model, batch_size: int) -> list[float]:
+    x = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
+    losses: list[float] = made.fit(x, 2 * x[:, :1], batch_size=batch_size, epochs=3, shuffle=False, verbose=0).history[
+        "loss"
+    ]
+    return losses
+
+
+@pytest.mark.parametrize("layer", [InALoop, ForwardMode, Scheduled, Masked])
+def test_a_gradient_sees_what_its_layer_saw(layer: type[layers.Layer]) -> None:
+    expected = trained(model(layer, lambda: zoo.scope_if(inside=False)), 4)
+    actual = trained(model(layer, lambda: replication.strategy(1).scope()), 4)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("layer", [InALoop, ForwardMode, Scheduled])
+def test_and_in_stages(layer: type[layers.Layer]) -> None:
+    expected = trained(model(layer, lambda: zoo.scope_if(inside=False)), 12)
+    staged = model(layer, lambda: replication.strategy(2).scope())
+    stages.assign(staged, [0, 0, 1])
+    staged.set_pipelining_options(3, pipeline_schedule="OneFOneB", gradient_accumulation_reduction_method="mean")
+    np.testing.assert_allclose(trained(staged, 4), expected, rtol=1e-5)
