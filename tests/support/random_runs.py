@@ -64,7 +64,7 @@ class Run:
     callbacks: tuple[str, ...]
     asynchronous: bool
     prefetch: int | None
-    stages: int = 1
+    stages: int
 
     @property
     def strength(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -76,9 +76,9 @@ class Masked(layers.Layer):
         return same(x)
 
 
-def model(layer: type[layers.Layer], in_scope: Callable[[], Any]) -> keras.Model:
+def model(layer: type[layers.Layer], scope: AbstractContextManager[Any]) -> keras.Model:
     keras.utils.set_random_seed(1)
-    with in_scope():
+    with scope:
         made = keras.Sequential([keras.Input((3,)), layers.Dense(4), layer(), layers.Dense(1)])
     made.compile(keras.optimizers.SGD(0.005), "mse", steps_per_execution=3)
     return made
@@ -94,15 +94,15 @@ def trained(made: keras.Model, batch_size: int) -> list[float]:
 
 @pytest.mark.parametrize("layer", [InALoop, ForwardMode, Scheduled, Masked])
 def test_a_gradient_sees_what_its_layer_saw(layer: type[layers.Layer]) -> None:
-    expected = trained(model(layer, lambda: zoo.scope_if(inside=False)), 4)
-    actual = trained(model(layer, lambda: replication.strategy(1).scope()), 4)
+    expected = trained(model(layer, nullcontext()), 4)
+    actual = trained(model(layer, replication.strategy(1).scope()), 4)
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("layer", [InALoop, ForwardMode, Scheduled])
 def test_and_in_stages(layer: type[layers.Layer]) -> None:
-    expected = trained(model(layer, lambda: zoo.scope_if(inside=False)), 12)
-    staged = model(layer, lambda: replication.strategy(2).scope())
+    expected = trained(model(layer, nullcontext()), 12)
+    staged = model(layer, replication.strategy(2).scope())
     stages.assign(staged, [0, 0, 1])
     staged.set_pipelining_options(3, pipeline_schedule="OneFOneB", gradient_accumulation_reduction_method="mean")
     np.testing.assert_allclose(trained(staged, 4), expected, rtol=1e-5)

@@ -199,7 +199,7 @@ def _without_collecting() -> Iterator[None]:
     """Pause Python's garbage collector until the block ends.
 
     Tracing makes many objects and hardly any garbage. For every so many objects, the collector goes through all that
-    JAX and Keras have, which takes a twentieth of the time to the first step of a MobileNetV2.
+    JAX and Keras have: several times in a large model, which is some percent of the time to its first step.
     """
     was_on = gc.isenabled()
     gc.disable()
