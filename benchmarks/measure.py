@@ -1,5 +1,6 @@
 """One measurement: a worker process, in this environment or in the peers' environment."""
 
+import compileall
 import json
 import os
 import pathlib
@@ -13,6 +14,10 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PEERS = ROOT / ".peers"
 PACKAGES = ["keras==3.15.1", "jax==0.10.2", "tensorflow-cpu==2.21.0", "torch==2.13.0"]
+
+# As pip does for packages that it installs, so for the peers: otherwise every process would compile OpenIPU's modules.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+compileall.compile_dir(ROOT / "src", quiet=1)
 
 
 @dataclass(frozen=True)

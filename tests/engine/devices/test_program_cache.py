@@ -203,10 +203,12 @@ def test_a_planted_program_runs_only_if_nobody_else_could_have_planted_it(
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can give files away")
-def test_what_belongs_to_somebody_else_is_not_used(tmp_path: Path) -> None:
+def test_what_belongs_to_somebody_else_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tmp_path.chmod(0o700)
     theirs = planted(tmp_path, "theirs", owner=12345)
     program_cache._repair(cache_folder.Cache(tmp_path))
     assert not theirs.exists()
+    assert caplog.messages[-1].endswith("These were removed (1), and are compiled again.")  # the folder is closed
     os.chown(tmp_path, 12345, -1)
     assert not program_cache._usable(tmp_path)
 

@@ -104,7 +104,7 @@ def _repair(cache: Cache) -> None:
     if foreign:
         _logger.warning(
             "Others could have written some of the compiled programs in %s. These were removed (%d), and are compiled "
-            "again. Run `chmod 700` on the folder to keep others out.", cache.folder, foreign,
+            "again.%s", cache.folder, foreign, "" if closed else " Run `chmod 700` on the folder to keep others out.",
         )  # fmt: skip
 
 
