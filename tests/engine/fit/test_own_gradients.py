@@ -76,12 +76,28 @@ class Masked(layers.Layer):
         return same(x)
 
 
+class Passed(layers.Layer):
+    """`Masked` as the error advises."""
+
+    def call(self, x: Any) -> Any:
+        same = jax.custom_vjp(lambda x, _: x)
+        same.defvjp(lambda x, mask: (x, mask), lambda mask, g: (g * mask, None))
+        return same(x, ops.cast(x[:, :1] > 0, "float32"))
+
+
 def model(layer: type[layers.Layer], scope: AbstractContextManager[Any]) -> keras.Model:
     keras.utils.set_random_seed(1)
     with scope:
         made = keras.Sequential([keras.Input((3,)), layers.Dense(4), layer(), layers.Dense(1)])
     made.compile(keras.optimizers.SGD(0.005), "mse", steps_per_execution=3)
     return made
+
+
+def in_stages(layer: type[layers.Layer]) -> keras.Model:
+    staged = model(layer, replication.strategy(2).scope())
+    stages.assign(staged, [0, 0, 1])
+    staged.set_pipelining_options(3, pipeline_schedule="OneFOneB", gradient_accumulation_reduction_method="mean")
+    return staged
 
 
 def trained(made: keras.Model, batch_size: int) -> list[float]:
@@ -99,10 +115,13 @@ def test_a_gradient_sees_what_its_layer_saw(layer: type[layers.Layer]) -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("layer", [InALoop, ForwardMode, Scheduled])
+@pytest.mark.parametrize("layer", [InALoop, ForwardMode, Scheduled, Passed])
 def test_and_in_stages(layer: type[layers.Layer]) -> None:
     expected = trained(model(layer, nullcontext()), 12)
-    staged = model(layer, replication.strategy(2).scope())
-    stages.assign(staged, [0, 0, 1])
-    staged.set_pipelining_options(3, pipeline_schedule="OneFOneB", gradient_accumulation_reduction_method="mean")
-    np.testing.assert_allclose(trained(staged, 4), expected, rtol=1e-5)
+    np.testing.assert_allclose(trained(in_stages(layer), 4), expected, rtol=1e-5)
+
+
+def test_a_value_that_a_gradient_cannot_reach_is_named_as_the_reason() -> None:
+    """A stage is traced apart from its gradient, which therefore gets only residuals."""
+    with pytest.raises(ValueError, match=r"a gradient of your own .* reads a value from outside its function"):
+        trained(in_stages(Masked), 4)

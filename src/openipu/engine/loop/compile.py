@@ -187,6 +187,7 @@ def _lower(make: Callable[[], Function], arguments: tuple[Any, ...], donate: boo
     with uninterrupted(SHORT), tracing(), _without_collecting():
         with clock.doing("trace"):
             traced = jax.jit(make(), donate_argnums=0 if donate else ()).trace(*arguments)
+        _check_closed(traced, arguments, clock.name)
         let_through()
         with clock.doing("lower"):
             lowered: jax.stages.Lowered = traced.lower()
@@ -208,6 +209,16 @@ def _without_collecting() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def _check_closed(traced: jax.stages.Traced, arguments: tuple[Any, ...], name: str) -> None:
+    """Raise if the program needs more than its arguments: values of a trace that has ended, which it cannot get."""
+    if len(traced.jaxpr.in_avals) > len(jax.tree.leaves(arguments)):
+        raise ValueError(
+            f"The program of {name!r} reads a value that was computed elsewhere in the model and is out of reach. Most "
+            "likely a gradient of your own (`jax.custom_vjp`, `keras.ops.custom_gradient`) reads a value from outside "
+            "its function. Pass that value to the function as an argument, and to its gradient as a residual."
+        )
 
 
 def check_callbacks(lowered: jax.stages.Lowered, replicas: Replicas, name: str) -> None:
