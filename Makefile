@@ -1,4 +1,4 @@
-# Everything a newcomer or a CI machine needs: Python 3.11 or newer, make and a package index.
+# Everything a newcomer or a CI machine needs: Python 3.11 or newer, make, and access to PyPI or a mirror.
 #
 #   make demo      train the tutorial CNN on MNIST and compare with plain Keras
 #   make test      the fast tests        make test-all   all of them
@@ -87,6 +87,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.replicas
 	$(BIN)/python -m benchmarks.instances
 	$(BIN)/python -m benchmarks.pipelines
+	$(BIN)/python -m benchmarks.plans
 	$(BIN)/python -m benchmarks.checkpoints
 	$(BIN)/python -m benchmarks.callbacks
 	$(BIN)/python -m benchmarks.reports

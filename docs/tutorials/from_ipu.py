@@ -96,7 +96,7 @@ print(f"Test accuracy: {result['accuracy']:.3f}")
 # | `ipu.dataset_benchmark.dataset_benchmark` | same | Mistakes are raised; the original returns them |
 # | `ipu.utils.reset_ipu_seed` | same | |
 # | `ipu.nn_ops.gelu`, `ipu.math_ops.serialized_matmul`, `ipu.embedding_ops.embedding_lookup`, `ipu.normalization_ops.group_norm`, ... | same | Ordinary arithmetic, on any device ([operations](../operations.md)) |
-# | `ipu.custom_ops.precompiled_user_op`, `ipu.serving`, `ipu.embedded_runtime`, `ipu.f8_ops` | not here | They can be imported. Used, they say what to do instead ([what is not there](../operations.md#what-is-not-there)) |
+# | `ipu.custom_ops.precompiled_user_op`, `ipu.serving`, `ipu.embedded_runtime`, `ipu.f8_ops` | not here | They can be imported. When used, they say what to do instead ([what is not there](../operations.md#what-is-not-there)) |
 #
 # ## What to expect
 #

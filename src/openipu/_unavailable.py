@@ -16,7 +16,7 @@ _EXECUTABLE: Final = (
     "Use `model.export`, or `strategy.run` in this process",
 )
 _USER_OP: Final = "it runs code that was compiled for IPUs", "Write the operation with `keras.ops` or JAX"
-_F8: Final = "there are no 8-bit floats of IPUs", "Use float16 or bfloat16, or JAX's own `jnp.float8_e4m3fnuz`"
+_F8: Final = "the 8-bit floats of IPUs do not exist", "Use float16 or bfloat16, or JAX's own `jnp.float8_e4m3fnuz`"
 _HOST_TABLE: Final = "no table is kept and trained on the host", "Use `ipu.keras.layers.Embedding`"
 _CAPTURE: Final = (
     "gradients of activations are not captured",
@@ -56,7 +56,7 @@ _NAMES: Final[dict[str, tuple[str, str]]] = {
         ),
         _F8,
     ),
-    "keras.layers.Dense": ("there are no 8-bit floats of IPUs", "Use `keras.layers.Dense`"),
+    "keras.layers.Dense": ("the 8-bit floats of IPUs do not exist", "Use `keras.layers.Dense`"),
     "keras.layers.EffectiveTransformer": (
         "there is no such layer", "Use `keras.layers.MultiHeadAttention` with a mask for the padding"
     ),
@@ -77,7 +77,7 @@ _NAMES: Final[dict[str, tuple[str, str]]] = {
     ),
     "internal_ops.fifo": ("values are not kept from one step to the next", "Keep them in a `keras.Variable`"),
     "internal_ops.get_current_iteration_counter": (
-        "steps do not know their number", "Count them in a `keras.Variable`"
+        "a step does not know its number", "Count them in a `keras.Variable`"
     ),
     **dict.fromkeys(
         ("slicing_ops.sequence_slice", "slicing_ops.sequence_slice_pack", "slicing_ops.sequence_slice_unpack"), _SLICES
@@ -143,7 +143,7 @@ class Unavailable:
     def error(self) -> NotImplementedError:
         """What is raised."""
         reason, remedy = _NAMES[self._name]
-        return NotImplementedError(f"`ipu.{self._name}` is not available: {reason} here. {remedy}.")
+        return NotImplementedError(f"`ipu.{self._name}` is not available here: {reason}. {remedy}.")
 
 
 @functools.cache

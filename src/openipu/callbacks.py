@@ -256,7 +256,7 @@ class Report(keras.callbacks.Callback):
 
     >>> history = model.fit(x, y, batch_size=8, verbose=0, callbacks=[ipu.callbacks.Report("out")])
 
-    The files are written every few seconds and at the end, also if the call fails. If one callback is given to several
+    The files are written every few seconds and at the end, even if the call fails. If one callback is given to several
     calls, its report has all of them.
 
     Args:

@@ -127,7 +127,7 @@ def _initializers(
         if value is not None:
             raise ValueError(
                 f"`{name}` is {value!r}, but weights belong to layers. Leave it out; to use the same weights twice, "
-                "make a `ipu.keras.layers.GroupNormalization` and call it twice."
+                "make an `ipu.keras.layers.GroupNormalization` and call it twice."
             )
     found = validate.mapping("param_initializers", given, optional=True)
     for name in found:

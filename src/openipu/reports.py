@@ -32,7 +32,7 @@ _started: dict[Path, FolderReport] = {}
 def report(dir: str | Path, title: str = "") -> Iterator[Path]:
     """Report on everything that runs until the block ends, in all threads.
 
-    The files are written when a run ends, every few seconds meanwhile, and at the end, also if the block fails. While
+    The files are written when a run ends, every few seconds meanwhile, and at the end, even if the block fails. While
     nothing is reported, nothing is measured.
 
     >>> with ipu.report("out", title="My first report") as folder:

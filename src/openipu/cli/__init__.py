@@ -320,7 +320,7 @@ def launch_instances(
 ) -> None:
     """Start several processes (instances) of one script, which train together, as poprun does.
 
-    If one fails, all are ended, and its last words are shown last.
+    If one fails, the others are stopped, and its last lines of output are shown at the end.
     The exit code is that of the first failure.
     Ctrl-C ends all of them, and a second Ctrl-C kills them at once.
 

@@ -32,7 +32,7 @@ _OPTIONAL: Final = ("grain", "libcst", "tensorflow", "torch")
 _PREFIXES: Final = ("OPENIPU_", "KERAS_", "JAX_", "XLA_", "TF_POPLAR_", "POPLAR_", "CUDA_VISIBLE")
 _PROBE_SECONDS: Final = 120
 _PROBE: Final = """
-import json, sys
+import json
 import openipu
 
 def backend():

@@ -142,7 +142,7 @@ class ModelExtension(PipeliningExtension):
         self,
         gradient_accumulation_steps_per_replica: int | None = None,
         gradient_accumulation_reduction_method: Reduction | str = Reduction.SUM,
-        use_v2_gradient_accumulation_optimizer: bool = False,  # noqa: ARG002 - ignored, see below
+        use_v2_gradient_accumulation_optimizer: bool = False,
         **gradient_accumulation_optimizer_kwargs: Any,
     ) -> None:
         """Accumulate the gradients of several micro-batches before each update of the weights.
@@ -153,10 +153,11 @@ class ModelExtension(PipeliningExtension):
         >>> history = model.fit(x, y, batch_size=8, verbose=0)  # an update has 2 micro-batches on each of 2 replicas
 
         Args:
-            gradient_accumulation_steps_per_replica: Micro-batches per update; None keeps the previous value.
+            gradient_accumulation_steps_per_replica: Micro-batches per update; None keeps the previous value. Each of
+                the other options gets its default if it is left out.
             gradient_accumulation_reduction_method: "sum" (the default: the learning rate acts on the sum of the
                 gradients), "mean" or "running_mean".
-            use_v2_gradient_accumulation_optimizer: Ignored: there is only one implementation.
+            use_v2_gradient_accumulation_optimizer: Has no effect: there is only one implementation.
             **gradient_accumulation_optimizer_kwargs: `dtype` to accumulate in (or a function that returns it for a
                 variable), `replicated_optimizer_state_sharding`, `offload_weight_update_variables`, and `name`, which
                 is ignored.
@@ -168,6 +169,8 @@ class ModelExtension(PipeliningExtension):
                     f"`{key}` is set by the model itself. Use `gradient_accumulation_steps_per_replica` and "
                     "`gradient_accumulation_reduction_method`, and pass the optimizer to `compile`."
                 )
+        if validate.flag("use_v2_gradient_accumulation_optimizer", use_v2_gradient_accumulation_optimizer):
+            validate.no_effect({"use_v2_gradient_accumulation_optimizer": "there is only one implementation"})
         known = ("dtype", _SHARDING, _OFFLOADING, "name")
         unknown = sorted(set(extra) - set(known))
         if unknown:

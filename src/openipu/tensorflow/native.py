@@ -66,9 +66,12 @@ def _axis(axis: Axis) -> int | tuple[int, ...] | None:
 
 
 def _mean(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    """The mean, which TensorFlow rounds down for whole numbers."""
-    mean = jnp.mean(x, axis=axis, keepdims=keepdims)
-    return jnp.trunc(mean).astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.integer) else mean
+    """The mean. Of whole numbers, TensorFlow adds up 64 bits, and rounds the result towards zero."""
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        return jnp.mean(x, axis=axis, keepdims=keepdims)
+    with jax.enable_x64(True):
+        total = jnp.sum(x, axis=axis, keepdims=keepdims, dtype=jnp.int64)
+        return lax.div(total, jnp.full_like(total, x.size // max(total.size, 1))).astype(x.dtype)
 
 
 def _divide_no_nan(x: Tensor, y: Tensor) -> Tensor:

@@ -61,6 +61,10 @@ def depthwise() -> keras.Model:
     return classifier(x, inputs)
 
 
+def mobilenet() -> keras.Model:
+    return keras.applications.MobileNetV2((32, 32, 3), alpha=0.35, weights=None, classes=2)
+
+
 @contextmanager
 def float64() -> Iterator[None]:
     """Keras in float64.
@@ -79,22 +83,48 @@ def float64() -> Iterator[None]:
             keras.config.set_dtype_policy("float32")
 
 
+def starts_of(make: Callable[[], keras.Model]) -> list[list[np.ndarray]]:
+    """Initial weights, one list for each seed."""
+    found = []
+    for seed in SEEDS:
+        keras.utils.set_random_seed(seed)
+        found.append(make().get_weights())
+    return found
+
+
+def batch_of(model: keras.Model, seed: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(size, *model.input_shape[1:])).astype("float32")
+    return x.astype(keras.config.floatx()), rng.integers(0, 2, size)
+
+
 def gradients(make: Callable[[], keras.Model], starts: list[list[np.ndarray]]) -> list[Gradients]:
     """The gradients of one step from each start. After a first step they are what SGD's momenta hold."""
     model, optimizer = make(), keras.optimizers.SGD(0.01, momentum=0.9)
     model.compile(optimizer, "sparse_categorical_crossentropy")
     found = []
     for seed, weights in zip(SEEDS, starts, strict=True):
-        rng = np.random.default_rng(seed)
-        x, y = rng.normal(size=(BATCH, 16, 16, 3)).astype("float32"), rng.integers(0, 2, BATCH)
         model.set_weights(weights)
         for variable in optimizer.variables[2:]:
             variable.assign(np.zeros(variable.shape))
-        model.fit(x.astype(keras.config.floatx()), y, batch_size=BATCH, verbose=0)
+        model.fit(*batch_of(model, seed, BATCH), batch_size=BATCH, verbose=0)
         momenta = [np.asarray(v.value, np.float64) for v in optimizer.variables[2:]]
         # Keras counts the names of layers up from model to model.
         names = [f"{i} {v.name}" for i, v in enumerate(model.trainable_variables)]
         found.append(dict(zip(names, momenta, strict=True)))
+    return found
+
+
+def sixteen_steps(starts: list[list[np.ndarray]], size: int) -> list[tuple[float, float]]:
+    """MobileNetV2 on a batch of each seed: the loss of the first step, and the largest moving variance at the end."""
+    model = mobilenet()
+    model.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy")
+    found = []
+    for seed, weights in zip(SEEDS, starts, strict=True):
+        model.set_weights(weights)
+        losses = model.fit(*batch_of(model, seed, size), batch_size=size, epochs=16, verbose=0).history["loss"]
+        variances = [np.asarray(v.value).max() for v in model.non_trainable_variables if v.name == "moving_variance"]
+        found.append((losses[0], float(max(variances))))
     return found
 
 
@@ -111,10 +141,7 @@ def largest(arrays: Gradients) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [plain_cnn, residual, depthwise])
 def test_gradients_are_as_close_to_float64_as_plain_keras(make: Callable[[], keras.Model]) -> None:
-    starts = []
-    for seed in SEEDS:
-        keras.utils.set_random_seed(seed)
-        starts.append(make().get_weights())
+    starts = starts_of(make)
     with float64():
         true = gradients(make, starts)
     plain = gradients(make, starts)
@@ -129,3 +156,19 @@ def test_gradients_are_as_close_to_float64_as_plain_keras(make: Callable[[], ker
     for name in [name for name in true[0] if np.abs(true[0][name]).max() < 1e-12 * largest(true[0])]:
         for found in (plain, ours):
             assert np.abs(found[0][name]).max() < NOTHING * largest(found[0]), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "off"), [(32, 1e-5), (2, 1e-2)])
+def test_mobilenet_diverges_in_batches_of_two_even_in_float64(size: int, off: float) -> None:
+    starts = starts_of(mobilenet)
+    with float64():
+        true = sixteen_steps(starts, size)
+    plain = sixteen_steps(starts, size)
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        ours = sixteen_steps(starts, size)
+    for found in (true, plain, ours):
+        # Measured: 1.02 to 1.03 in batches of 32, 1e7 to 2e18 in batches of 2.
+        assert all((variance > 1e6) == (size == 2) for _, variance in found), found
+        # Measured: at most 2e-6 in batches of 32, 3e-3 in batches of 2.
+        assert max(abs(loss - true_loss) for (loss, _), (true_loss, _) in zip(found, true, strict=True)) < off, found

@@ -99,6 +99,11 @@ def test_what_cannot_be_met_is_an_error_with_the_numbers():
         search(Machine(4, 1.0), Wanted(8, stages=8), halves)
     with pytest.raises(ValueError, match=r"4 stages: an update has 6 micro-batches.*multiples of 8"):
         search(Machine(4, 1.0), Wanted(6, stages=4, schedule="Grouped"), halves)
+    with pytest.raises(
+        ValueError, match=r"\(up to 8\) in multiples of 4\. .* --effective-batch of 32 times the batch size"
+    ):
+        search(Machine(16, 1.0), Wanted(8, stages=2, schedule="Grouped"), halves)
+    assert search(Machine(16, 1.0), Wanted(32, stages=2, schedule="Grouped"), halves).best
 
     def never(stages: int) -> Cut:
         raise ValueError(f"no {stages}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
+from openipu import _validate as validate
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.types import Array
 
@@ -13,11 +13,8 @@ import jax
 from .state import State
 from .updates import Updates
 
-log = logging.getLogger("openipu")
-
 PLATFORMS = {"gpu", "tpu"}
 """Platforms whose devices have memory of their own that is worth saving."""
-_said: set[str] = set()
 
 
 def is_offloaded(updates: Updates, replicas: Replicas) -> bool:
@@ -25,11 +22,8 @@ def is_offloaded(updates: Updates, replicas: Replicas) -> bool:
     if updates.offload_optimizer is not True:
         return False
     platform = replicas.platform
-    if platform not in PLATFORMS and platform not in _said:
-        _said.add(platform)
-        log.warning(
-            "offload_weight_update_variables has no effect here: on platform %s, all memory is host memory.", platform
-        )
+    if platform not in PLATFORMS:
+        validate.no_effect({"offload_weight_update_variables": f"on platform {platform}, all memory is host memory"})
     return platform in PLATFORMS
 
 

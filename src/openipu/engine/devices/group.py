@@ -151,15 +151,15 @@ def _too_late(error: RuntimeError) -> RuntimeError:
     if "before any JAX calls" not in str(error):
         return error
     return RuntimeError(
-        "JAX was used before the instances have met. Import openipu first in the script, and under a scheduler call "
-        "`popdist.init()` next."
+        "JAX was used before the instances had found each other. Import openipu first in the script, and "
+        "under a scheduler call `popdist.init()` next."
     )
 
 
 def _nobody_came(launched: Instance) -> None:
     sys.stderr.write(
-        f"Instance {launched.index} of {launched.count} waited {launched.timeout} s at {launched.coordinator}, and not "
-        "all instances came. See whether all of them have started, or give a longer `--timeout`.\n"
+        f"Instance {launched.index} of {launched.count} waited {launched.timeout} s at {launched.coordinator}, but not "
+        "all instances arrived. Check that all of them have started, or give a longer `--timeout`.\n"
     )
     sys.stderr.flush()
     os._exit(1)

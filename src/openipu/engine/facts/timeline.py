@@ -10,7 +10,7 @@ from .bounded import Ends
 from .values import Event, TimeParts
 
 EVENTS = 2000
-"""How many events of each track a trace has from the begin of a run, and again from its end."""
+"""How many events of each track a trace has from the start of a run, and again from its end."""
 SHORTEST = 20e-6
 """Events of the host that take fewer seconds are not in the trace: there may be many of them, and none is seen."""
 

@@ -275,7 +275,7 @@ class RunFacts:
     device_seconds: float
     """Time in which the devices computed, for this call and for calls inside it."""
     first_step_seconds: float | None
-    """From the begin of the call to the end of its first execution."""
+    """From the start of the call to the end of its first execution."""
     timed: Timed
     executions: tuple[Execution, ...]
     """All of them, or a sample."""

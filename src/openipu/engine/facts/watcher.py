@@ -42,10 +42,10 @@ _over = False
 
 def watch(run: Watched) -> None:
     """Look at the executions of this run until all have ended."""
-    if id(run) not in _runs:
+    with _lock:
         _runs[id(run)] = run
-        start()
         _needed.set()
+    start()
 
 
 def soon(call: Callable[[], None]) -> None:
@@ -78,20 +78,22 @@ def _end() -> None:
 def _watch() -> None:
     written = used = time.monotonic()
     while not _over:
+        _needed.clear()  # before looking: what is launched from now on wakes the thread again
         ages = [age for run in list(_runs.values()) if (age := run.look()) is not None]
         now = time.monotonic()
         while _calls:
             _calls.popleft()()
         if now - written >= EVERY:
-            for call in periodic:
+            for call in tuple(periodic):
                 call()
             written = now
         used = now if ages else used
         if now - used < _IDLE:
             time.sleep(min(max(_SHARE * max(ages, default=0.0), _OFTEN), _SELDOM))
         else:
-            _needed.clear()
-            _runs.clear()  # a run that launches is added again
+            with _lock:
+                if not _needed.is_set():
+                    _runs.clear()  # a run that launches is added again
             if not _over:
                 _needed.wait(EVERY)
             used = time.monotonic()

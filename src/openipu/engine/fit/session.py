@@ -157,7 +157,7 @@ class Session:
     def reserve_place(self, mode: Mode) -> Placement:
         """Reserve what the model needs to run, and return the place where it runs.
 
-        For a pipeline, this may restart JAX's CPU client with a spare thread: a device that waits for another one
+        For a pipeline, this may restart JAX's CPU client with spare threads: a device that waits for another one
         blocks a thread, and the device that works needs one.
         """
         if self.pipelined:

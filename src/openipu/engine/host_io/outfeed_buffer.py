@@ -163,7 +163,7 @@ class HostBuffer:
             if self._ready and not self._only_last:
                 raise ValueError(
                     f"An outfeed queue has {len(self._ready)} elements of {self.spec} from {self.replicas} replica(s) "
-                    f"that were not read, and now gets {spec} from {replicas}. Call `dequeue` before. Enqueue the same "
+                    f"that were not read, and now gets {spec} from {replicas}. Call `dequeue` first, enqueue the same "
                     "shapes everywhere, or use two queues."
                 )
             self._ready.clear()

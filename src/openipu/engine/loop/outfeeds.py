@@ -76,7 +76,7 @@ def mention_incomplete() -> None:
     """Say once that some samples have no element. See [Note: complete elements]."""
     validate.notice(
         "Outfeed queues get no element from the last batches of the data: they are smaller, or only some replicas have "
-        "one. To get elements for all samples, let their number be a multiple of batch size x replicas."
+        "one. To get elements for all samples, make their number a multiple of batch size x replicas."
     )
 
 

@@ -67,7 +67,7 @@ def _order(one: Prediction) -> tuple[float, int, int]:
 
 
 def splits_of(devices: int, stages: int, wanted: Wanted) -> list[Split]:
-    """The splits into so many stages that use at least half of the devices that could be used."""
+    """The splits into so many stages with more than half of the most replicas that divide the micro-batches."""
     most = devices // stages
     replicas = [count for count in range(1, most + 1) if wanted.micro_batches % count == 0]
     replicas = [count for count in replicas if 2 * count > max(replicas)]
@@ -98,11 +98,12 @@ def _stage_numbers(machine: Machine, wanted: Wanted) -> Sequence[int]:
 
 def _no_split(machine: Machine, stages: int, wanted: Wanted) -> str:
     names = SCHEDULES if wanted.schedule is None else (wanted.schedule,)
-    need = min((multiple_of(name, stages) for name in names), default=1) if stages > 1 else 1
+    need = min(multiple_of(name, stages) for name in names) if stages > 1 else 1
+    most = machine.devices // stages
     return (
-        f"{stages} stages: an update has {wanted.micro_batches} micro-batches, which cannot be shared out to up to "
-        f"{machine.devices // stages} replicas in multiples of {need}. Give an --effective-batch with a multiple of "
-        f"{need} micro-batches."
+        f"{stages} stages: an update has {wanted.micro_batches} micro-batches, which cannot be divided among so many "
+        f"replicas (up to {most}) in multiples of {need}. Use fewer --devices, or an --effective-batch of "
+        f"{most * need} times the batch size."
     )
 
 

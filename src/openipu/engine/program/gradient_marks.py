@@ -88,14 +88,14 @@ def gradients(
         return [jnp.zeros(s.shape, jax.dtypes.canonicalize_dtype(s.dtype)) for s in sources]
     if level() is None or level() != traced_program():
         raise RuntimeError(
-            "The gradients of values were asked for in a function that does not find them: one that is not a "
-            "`tf.function`, or one inside a loop, conditional or transformation of JAX. Decorate the function that you "
-            "give to `strategy.run` with `@tf.function`, or use `ipu.training.value_and_gradients`."
+            "Gradients cannot be taken here: the function is not a `tf.function`, or it runs inside a loop, "
+            "conditional or transformation of JAX. Decorate the function that you give to `strategy.run` with "
+            "`@tf.function`, or use `ipu.training.value_and_gradients`."
         )
     if began.level != level():
         raise RuntimeError(
-            "The gradients of values were asked for at another level than where they began to be computed: beyond the "
-            "border of a loop, a conditional or a program. Open the tape and ask for gradients on one side."
+            "The tape was opened on one side of a loop, conditional or program, and the gradients are taken on the "
+            "other. Do both on the same side."
         )
     pairs = zip(targets, weights, strict=True)
     scales = [jnp.ones_like(t) if w is None else jnp.asarray(w, t.dtype) for t, w in pairs]

@@ -187,9 +187,9 @@ def memory_over_time(buffers: Buffers, limit: int | None) -> Markup:
         y = _TOP + height * (1 - limit / top)
         drawn.append(Markup('<path class="line" d="M{} {:.1f}H{}"/>').format(_LEFT, y, _WIDTH - _RIGHT))
     drawn.append(
-        Markup(
-            '<text class="x" x="{}" y="{}">the program, from its begin to its end; bodies of loops once</text>'
-        ).format(_LEFT + inner / 2, _HEIGHT - 12)
+        Markup('<text class="x" x="{}" y="{}">the program from start to end; loop bodies once</text>').format(
+            _LEFT + inner / 2, _HEIGHT - 12
+        )
     )
     return Markup(
         '<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="Memory of one device over a program: {} at '

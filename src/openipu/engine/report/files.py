@@ -1,4 +1,4 @@
-"""The files of a report. Each is there as a whole or not at all, also if the process is killed while it writes."""
+"""The files of a report. Each is there as a whole or not at all, even if the process is killed while it writes."""
 
 from __future__ import annotations
 

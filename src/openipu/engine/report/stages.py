@@ -44,7 +44,7 @@ def _times(run: RunFacts) -> Iterator[tuple[str, str]]:
     yield "bubble, planned", f"{100 * plan.bubble:.1f} %"
     yield "bubble, by measured times", f"{100 * measured.bubble:.1f} %"
     balance = costs_of(measured).balance()
-    yield "stage balance", f"{100 * balance:.0f} % (mean time of a stage, of that of the slowest)"
+    yield "stage balance", f"{100 * balance:.0f} % (mean stage time / slowest stage time)"
     what = "an update" if plan.training else f"{plan.micro_batches} micro-batches"
     yield f"{what}, by measured times", duration(measured.seconds)
     if whole is not None:

@@ -69,7 +69,10 @@ class GroupNormalization(keras.Layer):
         axis = self._axis(len(input_shape))
         channels = input_shape[axis]
         if channels is None:
-            raise ValueError(f"{self.name!r} got inputs of shape {tuple(input_shape)}, whose channels are not known.")
+            raise ValueError(
+                f"{self.name!r} got inputs of shape {tuple(input_shape)}, whose channels are not known. Give inputs "
+                "whose number of channels is known."
+            )
         if self.groups and channels % self.groups:
             raise ValueError(
                 f"{self.name!r} has {self.groups} groups, which do not divide {channels} channels evenly. Give a "

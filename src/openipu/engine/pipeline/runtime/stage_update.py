@@ -254,14 +254,14 @@ def _check_stages(optimizer: keras.optimizers.Optimizer, variables: Sequence[ker
     if built != len(variables):
         raise ValueError(
             f"{inner.name!r} was built for {built} trainable weights, but there are {len(variables)} now. Call "
-            "`compile` after layers were frozen or made trainable."
+            "`compile` again after freezing or unfreezing layers."
         )
     if inner.global_clipnorm and inner.gradient_accumulation_steps:
         raise ValueError(
             f"{inner.name!r} clips by the global norm of what it accumulates itself over "
             f"{inner.gradient_accumulation_steps} updates (`gradient_accumulation_steps`), but stages accumulate on "
-            "different devices. Leave it out and give as many times more `gradient_accumulation_steps_per_replica` in "
-            "`set_pipelining_options`, or use `clipnorm`."
+            "different devices. Remove `gradient_accumulation_steps` from the optimizer and multiply "
+            "`gradient_accumulation_steps_per_replica` in `set_pipelining_options` by it instead, or use `clipnorm`."
         )
 
 
