@@ -51,5 +51,5 @@ def test_models_cannot_be_exported_for_ipus(tmp_path):
 
     with openipu.ipu_strategy.IPUStrategy().scope():
         model = keras.Sequential([keras.layers.Dense(1)])
-    with pytest.raises(NotImplementedError, match=r"nothing is exported for IPUs here. Save the model with"):
+    with pytest.raises(NotImplementedError, match=r"nothing is exported for IPUs. Save the model with"):
         model.export_for_ipu_serving(str(tmp_path), batch_size=1)

@@ -294,7 +294,7 @@ def test_errors_of_outfeed_queues():
     with pytest.raises(FailedPreconditionError, match="no latest element yet"):
         latest.dequeue()
     strategy(1).run(lambda: queue.enqueue(np.float32(1)))
-    with pytest.raises(ValueError, match="Enqueue the same shapes"):
+    with pytest.raises(ValueError, match="enqueue the same shapes"):
         strategy(1).run(lambda: queue.enqueue(np.ones(2, "float32")))
     with pytest.raises(ValueError, match="belongs to system 0"):
         strategy(2).run(lambda: queue.enqueue(np.float32(1)))
