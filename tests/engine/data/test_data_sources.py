@@ -399,6 +399,65 @@ def test_openipu_repeat():
     assert_like_keras(lambda: ipu_data.repeat(X, Y, batch_size=8, shuffle=True), steps_per_epoch=7, shuffle=False)
 
 
+# --- memory that is used again ---------------------------------------------------------------------------------------
+
+
+class Refilled(keras.utils.PyDataset):
+    def __init__(self):
+        super().__init__()
+        self.x, self.y = np.empty_like(X[:8]), np.empty_like(Y[:8])
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        self.x[:], self.y[:] = BATCHES[index]
+        return self.x, self.y
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_a_source_may_use_the_memory_of_one_batch_for_the_next(steps_per_execution):
+    """Plain Keras is given other arrays each time: it may still be reading a batch while the next one is made."""
+    expected = results(lambda: (batch for batch in BATCHES[:9]), None, epochs=1, shuffle=False)
+    actual = results(Refilled, steps_per_execution, epochs=1, shuffle=False)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), actual, expected)
+    model = zoo.make(zoo.CASES["dense"], steps_per_execution)
+    np.testing.assert_allclose(
+        model.predict(Refilled(), verbose=0), model.predict(X[:72], verbose=0), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("offset", [0, 16], ids=["aligned", "not aligned"])
+@pytest.mark.parametrize("moment", ["on_epoch_begin", "on_epoch_end"])
+def test_arrays_that_callbacks_change_in_place(moment, offset):
+    """JAX uses memory that is aligned to 64 bytes as it is, and copies other memory."""
+
+    def run(steps_per_execution):
+        raw = np.zeros(X.nbytes + 128, np.uint8)
+        start = -raw.ctypes.data % 64 + offset
+        x = raw[start : start + X.nbytes].view(np.float32).reshape(X.shape)
+        x[:] = X
+
+        def change(epoch, _logs=None):
+            x[:] = np.roll(x, 1, 0) * (1 + epoch)
+
+        model = zoo.make(zoo.CASES["dense"], steps_per_execution)
+        callback = keras.callbacks.LambdaCallback(**{moment: change})
+        settings = {"validation_data": (x, Y), "callbacks": [callback], "verbose": 0}
+        return model.fit(x, Y, batch_size=8, epochs=3, **settings).history, model.get_weights()
+
+    expected, actual = run(None), run(4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), actual, expected)
+
+
+def test_a_change_of_large_arrays_is_seen_in_rows_from_all_over():
+    x = np.zeros((1000, 1000), np.float32)
+    before = sources._sample((x, None))
+    assert sum(map(len, before)) <= sources.SAMPLED
+    x[:] = np.arange(1000)[:, None]
+    assert sources._sample((x, None)) != before
+
+
 # --- where the last partial batch falls ------------------------------------------------------------------------------
 
 

@@ -92,3 +92,29 @@ def test_no_rows_in_a_batch_give_no_outputs_as_in_keras() -> None:
     plain = keras.Sequential([keras.Input((6,)), layers.Dense(1)])
     for made in (plain, model(True)):
         assert made.predict_on_batch(X[:0]).shape == (0, 1)
+
+
+class OneEmptyInput(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        return (np.full((4, 3), index, "float32"), np.ones((4, 0), "float32")), np.ones((4, 1), "float32")
+
+
+def test_inputs_without_features_can_be_streamed() -> None:
+    found = []
+    for ours in (False, True):
+        keras.utils.set_random_seed(1)
+        with zoo.scope_if(ours):
+            inputs = keras.Input((3,)), keras.Input((0,))
+            model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(inputs)))
+            model.compile("sgd", "mse", steps_per_execution=2)
+        found.append(
+            [
+                model.fit(OneEmptyInput(), verbose=0, shuffle=False).history["loss"],
+                model.evaluate(OneEmptyInput(), verbose=0),
+            ]
+        )
+    np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-5)
+    np.testing.assert_allclose(found[1][1], found[0][1], rtol=1e-5)

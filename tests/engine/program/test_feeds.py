@@ -68,6 +68,17 @@ COPIES = pytest.mark.parametrize("copy", [copy_through, copy_while], ids=["sent"
 
 
 @COPIES
+def test_a_dataset_may_use_the_memory_of_one_element_for_the_next(copy):
+    def refilled():
+        element = np.empty(1, np.int32)
+        for element[0] in range(20):
+            yield element
+
+    infeed, outfeed = feeds(refilled)
+    assert copy(infeed, outfeed, 16).ravel().tolist() == list(range(16))
+
+
+@COPIES
 @pytest.mark.parametrize("replicas", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_elements_come_in_order_and_programs_go_on_where_the_last_one_stopped(copy, replicas):
     infeed, outfeed = feeds(lambda: numbers(40), replicas)

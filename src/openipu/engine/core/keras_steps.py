@@ -12,7 +12,7 @@ from typing import Any
 from openipu import _validate as validate
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
-from openipu.engine.keras_compat.api import overrides, update_metrics
+from openipu.engine.keras_compat.api import loss_reductions, overrides, update_metrics
 from openipu.engine.keras_compat.patches import STATELESS_APPLY, STATELESS_CALL
 from openipu.engine.types import Array
 
@@ -66,9 +66,22 @@ def make_outcome(
         return Outcome("all")
     logs = functools.partial(metric_logs, model, replicas, options.metric_reduction)
     check = functools.partial(_check_gradients, model, trainer) if mode == "train" else None
+    adds = mode == "train" and _adds_samples(model, replicas.count * options.updates.accumulation.steps)
     if overrides(model, "compute_metrics"):
-        return Outcome("last", logs if replicas.count > 1 else None, check)
-    return Outcome("none", logs, check)
+        return Outcome("last", logs if replicas.count > 1 else None, check, adds=adds)
+    return Outcome("none", logs, check, adds=adds)
+
+
+def _adds_samples(model: keras.Model, micro_batches: int) -> bool:
+    """Whether the losses add up samples. If only some do, the user is told what that means for incomplete updates."""
+    reductions = loss_reductions(model)
+    if "sum" in reductions and len(reductions) > 1 and micro_batches > 1:
+        validate.notice(
+            f"Some losses of model {model.name!r} add up their samples and others do not ({sorted(reductions)}). If "
+            f"the last update of the data has fewer than {micro_batches} micro-batches, the sums count for more in it. "
+            "Use one `reduction`, or a number of samples that fills all updates."
+        )
+    return reductions == {"sum"}
 
 
 # --- one micro-batch

@@ -108,10 +108,17 @@ def _shared_statistics(replicas: Replicas, group: int, active: Array | bool) -> 
     Replicas that are not `active` have no micro-batch. They add nothing to the statistics or their gradients.
     """
 
-    def shared(moments: Callable[..., tuple[Array, Array]], *args: Any) -> tuple[Array, Array]:
-        mean, variance = moments(*args)
-        whole = over_group(mean)
-        return whole, over_group(variance + jnp.square(mean - whole))
+    def shared(
+        moments: Callable[..., tuple[Array, Array]], layer: Any, inputs: Array, mask: Any
+    ) -> tuple[Array, Array]:
+        mean, variance = moments(layer, inputs, mask)
+        average = over_group if mask is None else functools.partial(by_weight, jnp.sum(mask, dtype=mean.dtype))
+        whole = average(mean)
+        return whole, average(variance + jnp.square(mean - whole))
+
+    def by_weight(weight: Array, values: Array) -> Array:
+        """With a mask, replicas have different numbers of values; none at all is possible, too."""
+        return over_group(weight * values) / jnp.maximum(over_group(weight), 1e-7)
 
     def over_group(values: Array) -> Array:
         whole = replicas.mean_of_active(values, active, group)

@@ -51,6 +51,8 @@ class Outcome:
     """Raises if a micro-batch cannot do what the user wants. Called once, while a program is traced."""
     begin: Callable[[State], State] | None = None
     """Changes the state when an execution begins, for example to clear the results of the last one."""
+    adds: bool = False
+    """Whether the loss of a micro-batch is the sum over its samples, not the mean."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,8 @@ def opener(dataset: Data) -> Callable[[], Iterator[Tree]]:
 
 
 def normal(element: Tree) -> Tree:
-    """An element as NumPy arrays, in dtypes that devices use."""
-    arrays = as_arrays(element)
+    """An element as NumPy arrays of its own, in dtypes that devices use. A source may use its memory for the next."""
+    arrays = jax.tree.map(lambda a: a.copy() if a.flags.writeable else a, as_arrays(element))
     for array in jax.tree.leaves(arrays):
         _check_numbers(array.dtype)
     return narrowed(arrays)

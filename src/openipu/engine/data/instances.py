@@ -20,7 +20,7 @@ from openipu.engine.types import Tree
 import jax
 import numpy as np
 
-from .slab import Slab, send_slab, shapes_of, stack_rows
+from .slab import Slab, deal, send_slab, shapes_of, stack_rows
 
 NEXT: Final = "the next batches"
 """Where processes are when they read data."""
@@ -48,7 +48,7 @@ class OwnParts:
     def slab(self, begin: int, steps: int, width: int, alike: list[Tree], tail: Tree, full: Tree) -> Slab | None:
         """The group's next slab, of up to `steps` batches. None if no process has any data left.
 
-        This process has read the batches `alike` and possibly a smaller `tail`. `full` is a batch of the usual size.
+        This process has read the batches `alike` and possibly a smaller `tail`. `full` says how a full batch looks.
         """
         shapes = None if full is None else _text(full)
         rows = 0 if tail is None else len(jax.tree.leaves(tail)[0])
@@ -74,11 +74,7 @@ class OwnParts:
         """A slab to which every process contributes what its own replicas need."""
         own = width // group.count()
 
-        def stack(*rows: np.ndarray) -> np.ndarray:
-            stacked = stack_rows(rows, own)
-            return stacked.reshape(-1, self._own, *stacked.shape[1:])
-
-        body = jax.tree.map(stack, *alike)
+        body = jax.tree.map(lambda *rows: deal(stack_rows(rows, own), self._own), *alike)
         return Slab(begin, count, send_own(body, self.replicas.split(1), 1), None)
 
 
@@ -110,13 +106,13 @@ def _dealt_anew(
     def gathered(*parts: np.ndarray) -> np.ndarray:
         return of_all_processes(stack_rows(parts, most + 1))
 
-    empty = jax.tree.map(np.zeros_like, full)
+    empty = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), full)
     padded = empty if tail is None else jax.tree.map(_padded, tail, full)
     everything = jax.tree.map(gathered, *[*alike, *[empty] * (most - len(alike)), padded])
     batches = [jax.tree.map(lambda a, i=i, n=n: a[i, n], everything) for i, n in _in_turn(counts, own)]
     left = [jax.tree.map(lambda a, i=i, n=n: a[i, most, :n], everything) for i, n in enumerate(rows) if n]
     joined = jax.tree.map(lambda *parts: np.concatenate(parts), *left) if left else None
-    size = len(jax.tree.leaves(full)[0])
+    size = jax.tree.leaves(full)[0].shape[0]
     whole, rest = divmod(sum(rows), size)
     batches += [jax.tree.map(lambda a, n=n: a[n * size : (n + 1) * size], joined) for n in range(whole)]
     return batches, jax.tree.map(lambda a: a[whole * size :], joined) if rest else None
@@ -129,8 +125,8 @@ def _in_turn(counts: Sequence[int], own: int) -> Iterator[tuple[int, int]]:
             yield from ((index, number) for number in range(first, min(first + own, count)))
 
 
-def _padded(tail: np.ndarray, full: np.ndarray) -> np.ndarray:
-    padded = np.zeros_like(full)
+def _padded(tail: np.ndarray, full: jax.ShapeDtypeStruct) -> np.ndarray:
+    padded = np.zeros(full.shape, full.dtype)
     padded[: len(tail)] = tail
     return padded
 

@@ -64,10 +64,15 @@ class Slab:
 
 def send_slab(begin: int, count: int, body: Tree, tail: Tree, replicas: Replicas) -> Slab:
     """Send a slab to the devices, with its batches dealt to the replicas in turn."""
-    dealt = jax.tree.map(lambda a: a.reshape(-1, replicas.count, *a.shape[1:]), body)
+    dealt = jax.tree.map(lambda a: deal(a, replicas.count), body)
     if replicas.count == 1 and sum(a.nbytes for a in jax.tree.leaves((dealt, tail))) <= SMALL_SLAB:
         return Slab(begin, count, dealt, tail)
     return Slab(begin, count, replicas.send(dealt, 1), replicas.send(tail))
+
+
+def deal(stacked: np.ndarray, replicas: int) -> np.ndarray:
+    """Stacked batches by step and replica."""
+    return stacked.reshape(len(stacked) // replicas, replicas, *stacked.shape[1:])
 
 
 def as_arrays(batch: Tree) -> Tree:
@@ -94,6 +99,33 @@ def is_tail(batch: Tree, full: Tree) -> bool:
         a.ndim and b.ndim and a.dtype == b.dtype and a.shape[1:] == b.shape[1:] and a.shape[0] < b.shape[0]
         for a, b in pairs
     )
+
+
+def described(batch: Tree) -> Tree:
+    """The shapes and dtypes of a batch, without its values."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), batch)
+
+
+class Batches:
+    """Batches of one shape, stacked as they are read: a source may use the memory of one batch for the next."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self.count = 0
+        self.stacked: Tree = None
+        """An array with room for `width` batches in place of each array of a batch; None if there are none."""
+
+    def add(self, batch: Tree) -> None:
+        """Copy one more batch."""
+        if self.stacked is None:
+            self.stacked = jax.tree.map(lambda a: np.zeros((self._width, *a.shape), a.dtype), batch)
+        for stacked, array in zip(jax.tree.leaves(self.stacked), jax.tree.leaves(batch), strict=True):
+            stacked[self.count] = array
+        self.count += 1
+
+    def batches(self) -> list[Tree]:
+        """The batches, one by one."""
+        return [jax.tree.map(lambda a, i=i: a[i], self.stacked) for i in range(self.count)]
 
 
 def stack_rows(rows: Sequence[np.ndarray], width: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Protocol
 from openipu.engine.devices import group
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.keras_compat import api as keras_api
-from openipu.engine.types import Tree
+from openipu.engine.types import Data, Tree
 
 import jax
 import numpy as np
@@ -19,7 +19,10 @@ import numpy as np
 from . import adapters
 from .instances import NEXT, OwnParts, check_same
 from .position import Position, Random, random, set_random
-from .slab import Slab, as_arrays, is_tail, send_slab, shapes_of, stack_rows
+from .slab import Batches, Slab, as_arrays, described, is_tail, send_slab, shapes_of
+
+SAMPLED = 1 << 20
+"""How many bytes of an array are looked at to see whether it was changed in place."""
 
 
 class Pass(Protocol):
@@ -74,8 +77,8 @@ class ArraySource:
         self._replicas = replicas
         self.num_batches: int | None = adapter.num_batches
         self.changes = False
-        self.host: Tree = keras_api.converted_arrays(adapter)
-        self.resident: Tree = replicas.send(self.host)
+        self._adapter = adapter
+        self._send()
 
     def start(self, width: int) -> _ArrayPass:
         """Start a pass in a new order."""
@@ -95,10 +98,17 @@ class ArraySource:
         return 4 * self._batch
 
     def begin_epoch(self) -> None:
-        """Do nothing: arrays do not change between epochs."""
+        """Send the arrays again if they have been changed in place, as callbacks of users do."""
+        if self._sent != _sample(keras_api.adapted_arrays(self._adapter)):
+            self._send()
 
     def end_epoch(self) -> None:
-        """Do nothing: arrays do not change between epochs."""
+        """Do nothing: the end of an epoch changes nothing."""
+
+    def _send(self) -> None:
+        self._sent = _sample(keras_api.adapted_arrays(self._adapter))
+        self.host: Tree = keras_api.converted_arrays(self._adapter)
+        self.resident: Tree = self._replicas.send(self.host)
 
     def _order(self) -> np.ndarray:
         """Row numbers in the order of plain Keras, drawn from the same random numbers."""
@@ -107,6 +117,12 @@ class ArraySource:
             sizes = [min(self._batch, self._samples - s) for s in starts]
             return np.concatenate([np.random.permutation(n) + s for s, n in zip(starts, sizes, strict=True)])
         return np.random.permutation(self._samples) if self._shuffle else np.arange(self._samples)
+
+
+def _sample(arrays: Data) -> list[bytes]:
+    """Rows from all over each NumPy array: all rows of small arrays, and `SAMPLED` bytes of large ones."""
+    found = [leaf for leaf in jax.tree.leaves(arrays) if isinstance(leaf, np.ndarray)]
+    return [array[:: -(-array.nbytes // SAMPLED) or 1].tobytes() for array in found]
 
 
 class _ArrayPass:
@@ -211,43 +227,53 @@ class _StreamPass:
         self._batches: Iterator[Tree] = map(as_arrays, batches)
         self._width, self._replicas, self._parts = width, replicas, parts
         self._full: Tree = None
+        """What a full batch looks like."""
+        self._waiting: Tree = None
+        """A batch that was read, but belongs to the next slab."""
 
     def take(self, begin: int, steps: int) -> Slab | None:
         if self._parts is not None:
             for own in self._parts.shares(steps):
-                slab = self._parts.slab(begin, steps, self._width, *self._next(own), self._full)
+                alike, tail = self._next(own)
+                slab = self._parts.slab(begin, steps, self._width, alike.batches(), tail, self._full)
                 if slab is not None:
                     return slab
             return None
         alike, tail = self._next(steps)
         if not self._replicas.is_local:
-            check_same([*alike, tail])
-        if not alike and tail is None:
+            check_same([alike.batches(), tail])
+        if not alike.count and tail is None:
             return None
-        body = jax.tree.map(lambda *rows: stack_rows(rows, self._width), *alike) if alike else None
-        return send_slab(begin, len(alike), body, tail, self._replicas)
+        return send_slab(begin, alike.count, alike.stacked, tail, self._replicas)
 
     def skip(self, steps: int) -> None:
-        for batch in itertools.islice(self._batches, steps):
-            if not is_tail(batch, self._full):
-                self._full = batch
+        for _ in range(steps):
+            batch = self._one()
+            if batch is not None and not is_tail(batch, self._full):
+                self._full = described(batch)
 
-    def _next(self, steps: int) -> tuple[list[Tree], Tree]:
+    def _next(self, steps: int) -> tuple[Batches, Tree]:
         """Up to `steps` full batches, and the smaller one after them, if there is one."""
         with contextlib.nullcontext() if self._replicas.is_local else group.failing_together(NEXT):
             alike, other = self._read(steps)
-        if alike:
-            self._full = alike[0]
-        tail = other if len(alike) < steps and is_tail(other, self._full) else None
-        if other is not None and tail is None:
-            self._batches = itertools.chain([other], self._batches)
-        return alike, tail
+        if other is None or not is_tail(other, self._full):
+            self._waiting = other
+            return alike, None
+        return alike, jax.tree.map(np.copy, other)
 
-    def _read(self, steps: int) -> tuple[list[Tree], Tree]:
+    def _read(self, steps: int) -> tuple[Batches, Tree]:
         """Up to `steps` batches of one shape, and the batch of another shape that followed them, if there was one."""
-        alike: list[Tree] = []
-        for batch in itertools.islice(self._batches, steps):
-            if (not alike and is_tail(batch, self._full)) or (alike and shapes_of(batch) != shapes_of(alike[0])):
+        alike = Batches(self._width)
+        while alike.count < steps and (batch := self._one()) is not None:
+            if (not alike.count and is_tail(batch, self._full)) or (
+                alike.count and shapes_of(batch) != shapes_of(self._full)
+            ):
                 return alike, batch
-            alike.append(batch)
+            self._full = described(batch)
+            alike.add(batch)
         return alike, None
+
+    def _one(self) -> Tree:
+        """The next batch; None at the end."""
+        batch, self._waiting = self._waiting, None
+        return next(self._batches, None) if batch is None else batch

@@ -25,6 +25,7 @@ from openipu.engine.devices.placement import Placement, placement_on
 from openipu.engine.devices.running import calls, refuse_elsewhere, running
 from openipu.engine.facts.calls import doing, recorded
 from openipu.engine.interrupts import SHORT, Task, uninterrupted
+from openipu.engine.keras_compat.api import compilation
 from openipu.engine.keras_compat.patches import COMPILE
 from openipu.engine.loop.driver import launches
 from openipu.engine.loop.loop import Result
@@ -90,6 +91,8 @@ class Session:
         self._epochs: list[Epoch] = []
         self._late: list[Task[None]] = []
         self._pipelines: dict[Any, KerasPipeline] = {}
+        self._compiled: Any = None
+        """The call of `compile` that `_pipelines` belong to."""
         self.validation: Feed | None = None
         """The feed of validation data, kept over the epochs of a running `fit`."""
         self.callbacks: keras.callbacks.CallbackList | None = None
@@ -165,7 +168,12 @@ class Session:
         return self.place(mode)
 
     def pipeline(self, mode: Mode) -> KerasPipeline:
-        """The stages of a pipelined model and how they run. Kept as long as the model and its options do not change."""
+        """The stages of a pipelined model and how they run. Kept as long as the model and its options do not change.
+
+        They are made again after `compile`, because a model's `call` may do something else since then.
+        """
+        if self._compiled is not (latest := compilation(self.model)):
+            self._compiled, self._pipelines = latest, {}
         options = self.effective_options
         owners = variables_of(self.model, "predict")
         variables = tuple(map(id, owners.trainable)), tuple(map(id, owners.non_trainable))

@@ -9,7 +9,7 @@ from typing import Any
 
 from openipu.engine.core.model_state import assign, unshared, values_of, variables_of
 from openipu.engine.core.state import Mode, State
-from openipu.engine.core.state_layout import StateLayout
+from openipu.engine.core.state_layout import ReplicaLayout, StateLayout
 from openipu.engine.devices import group
 from openipu.engine.devices.launching import is_ready
 from openipu.engine.devices.transfer import local
@@ -21,6 +21,8 @@ from openipu.engine.types import Array
 
 import jax
 import keras
+
+from .notices import mention_differing
 
 log = logging.getLogger("openipu")
 
@@ -83,6 +85,8 @@ class StateInFlight:
         with uninterrupted(), doing("state"):
             owners, spread = self._owners or variables_of(self._model, self._mode), self._state
             assign(owners, self._spread.gather(spread))
+            if isinstance(self._spread, ReplicaLayout):
+                mention_differing(owners.non_trainable, spread.non_trainable)
             self._counted = [v.value for v in owners.metrics], spread.metrics
             self._state = self._owners = None
 

@@ -222,6 +222,17 @@ def compiled_loss(model: keras.Model) -> Any:
     return model._compile_loss
 
 
+def compilation(model: keras.Model) -> Any:
+    """What stands for the latest call of `compile`: another object after each; None before the first."""
+    return getattr(model, "_compile_config", None)
+
+
+def loss_reductions(model: keras.Model) -> set[str]:
+    """How the losses of a compiled and built model combine samples: "sum", "sum_over_batch_size" and so on."""
+    losses = [entry.loss for entry in getattr(model._compile_loss, "_flat_losses", None) or ()]
+    return {loss.reduction for loss in losses if isinstance(loss, keras.losses.Loss)}
+
+
 def sparse_losses(model: keras.Model) -> list[keras.losses.Loss]:
     """The sparse categorical crossentropies among the losses of a compiled and built model."""
     losses = [entry.loss for entry in getattr(model._compile_loss, "_flat_losses", None) or ()]

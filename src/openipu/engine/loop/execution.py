@@ -65,7 +65,7 @@ def run_execution(
     begin = begun(outcome, state, counts)
     strength = accumulation.strength(replicas.count)
     remainder = Remainder.of(
-        counts, accumulation.steps, replicas.count, strength, rows_of(row(body, 0)), rows_of(tail)
+        counts, accumulation.steps, replicas.count, strength, rows_of(row(body, 0)), rows_of(tail), outcome.adds
     )  # fmt: skip
     outfeeds = Outfeeds(layout.outfeeds, replicas)
     collector = Collector(outcome, replicas, layout.live, counts.first, counts.batches(replicas.count), outfeeds)

@@ -6,8 +6,9 @@ An update takes `size` steps, and in each step every replica has one micro-batch
     extra       replicas (the first ones) that have one more micro-batch,
     the tail    a smaller last batch, which goes to the next replica.
 
-Together they make one last, incomplete update. Each sample in it has the same weight, and the update is as strong as a
-whole one: it equals the update of one device with all of these samples in one batch.
+Together they make one last, incomplete update. It equals the update of one device with all of these samples in one
+batch: each sample has the same weight, and if losses are means, the update is as strong as a whole one. If losses are
+sums, a sample counts as much as in a whole update.
 """
 
 from __future__ import annotations
@@ -105,15 +106,19 @@ class Remainder:
     extra: Number
     samples: Number
     """The number of samples in it; 0 if nothing is left over."""
+    adds: bool = False
+    """Whether the loss of a micro-batch is the sum over its samples, not the mean."""
 
     @classmethod
-    def of(cls, counts: Counts, size: int, replicas: int, strength: int, rows: int, tail_rows: int) -> Remainder:
+    def of(
+        cls, counts: Counts, size: int, replicas: int, strength: int, rows: int, tail_rows: int, adds: bool
+    ) -> Remainder:
         """What is left over of `counts` after updates of `size` steps."""
         updates = counts.steps // size if size > 1 else counts.steps
         left = counts.steps - updates * size if size > 1 else 0
         first, samples = counts.first + updates * size, rows * (left * replicas + counts.extra) + tail_rows
         return cls(
-            size, replicas, strength, rows, tail_rows, updates, first, left, counts.extra, samples
+            size, replicas, strength, rows, tail_rows, updates, first, left, counts.extra, samples, adds
         )  # fmt: skip
 
     @property
@@ -134,5 +139,7 @@ class Remainder:
         return replica == self.extra
 
     def share(self, rows: int) -> Array:
-        """The factor on the mean gradient of a micro-batch with `rows` samples."""
+        """The factor on the gradient of a micro-batch with `rows` samples."""
+        if self.adds:
+            return jnp.asarray(self.strength / (self.size * self.replicas))
         return rows * self.strength / jnp.maximum(self.samples, 1)

@@ -2,8 +2,8 @@
 
 All stages but the last only run their part of the graph. The last stage is Keras' own step (loss, metrics, loss
 scaling), except that the model's outputs come from the last part of the graph. Losses that layers add (regularizers,
-`add_loss`) travel with the boundary as one number, so the last stage computes the whole loss and gradients find their
-way back.
+`add_loss`) travel with the boundary, so the last stage computes the whole loss and gradients find their way back. They
+travel as one number, unless the user's own `compute_loss` may look at each of them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from openipu.engine.core.keras_steps import called_by, predict_micro, test_micro
 from openipu.engine.core.model_state import variables_of
 from openipu.engine.core.state import Mode, State
 from openipu.engine.devices.placement import Placement
+from openipu.engine.keras_compat.api import overrides
 from openipu.engine.loop.arrays import rows_of
 from openipu.engine.pipeline.partition.split import Boundary, Stage, run_stage
 from openipu.engine.pipeline.runtime.stage_function import Arrays, StageContext, StageFunction, StageResults
 from openipu.engine.pipeline.runtime.variable_store import zero_filled
-from openipu.engine.types import Array, Tree
+from openipu.engine.types import Tree
 
 import jax
 import keras
 
 from .assemble import ModelInStages, StageVariables, gradient_map, on_replica
 
-Received = tuple[Boundary, Array | None]
-"""What a stage gets from the one before: the boundary, and the sum of the losses that layers have added so far."""
+Losses = tuple[Arrays, Arrays]
+"""What layers have added to the loss so far: in their calls, and as penalties for their weights."""
+Received = tuple[Boundary, Losses]
+"""What a stage gets from the one before."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,19 +53,19 @@ class _KerasStage:
 
     def run(self, weights: Arrays, boundary: Arrays, context: StageContext) -> tuple[Any, StageResults]:
         """Run one micro-batch as `StageFunction.run` does."""
-        received: Received = ((), None)
+        received: Received = ((), ([], []))
         if self.stage.index:
             received = jax.tree.unflatten(self.structures[self.stage.index], boundary)
         if self.stage.last:
             return self._last(weights, received, context)
         x, _, _ = keras.utils.unpack_x_y_sample_weight(context.batch)
-        sent, extra, state = self._call(weights, context.state, received, x)
-        flat, self.structures[self.stage.index + 1] = jax.tree.flatten((sent, extra))
+        sent, losses, state = self._call(weights, context.state, received, x)
+        flat, self.structures[self.stage.index + 1] = jax.tree.flatten((sent, losses))
         return flat, StageResults(state, [], None)
 
-    def _call(self, weights: Arrays, state: Arrays, received: Received, x: Tree) -> tuple[Tree, Array | None, Arrays]:
-        """Run the stage's part of the graph: its outputs, the sum of added losses so far, and its new state."""
-        pairs, extra = received
+    def _call(self, weights: Arrays, state: Arrays, received: Received, x: Tree) -> tuple[Tree, Losses, Arrays]:
+        """Run the stage's part of the graph: its outputs, the losses so far, and its new state."""
+        pairs, losses = received
         trainable = [self.model.trainable_variables[n] for n in self.weights]
         others = [self.model.non_trainable_variables[n] for n in self.state]
         mapping = [*zip(trainable, weights, strict=True), *zip(others, state, strict=True)]
@@ -70,8 +73,10 @@ class _KerasStage:
         with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
             outputs = run_stage(self.stage, pairs, x, training)
             if self.mode != "predict":
-                extra = _total([extra, *scope.losses, *_penalties(self.stage.variables)])
-        return outputs, extra, [scope.get_current_value(v) for v in others]
+                losses = [*losses[0], *scope.losses], [*losses[1], *_penalties(self.stage.variables)]
+                if not overrides(self.model, "compute_loss"):
+                    losses = _total([*losses[0], *losses[1]]), []
+        return outputs, losses, [scope.get_current_value(v) for v in others]
 
     def _last(self, weights: Arrays, received: Received, context: StageContext) -> tuple[Any, StageResults]:
         """Run Keras' own step. What other stages hold is zero here, after a check that nothing reads it."""
@@ -107,13 +112,13 @@ class _KerasStage:
 
         def call(trainable: Arrays, non_trainable: Arrays, x: Tree, return_losses: bool = False, **_: Any) -> Any:
             own = [trainable[n] for n in self.weights], [non_trainable[n] for n in self.state]
-            outputs, extra, state = self._call(*own, received, x)
+            outputs, (added, penalties), state = self._call(*own, received, x)
             new = list(non_trainable)
             for number, value in zip(self.state, state, strict=True):
                 new[number] = value
             if not return_losses:
                 return outputs, new
-            return outputs, new, [] if extra is None else [extra]
+            return outputs, new, [*added, *penalties]
 
         with called_by(model, call):
             if self.mode == "train":
@@ -134,10 +139,10 @@ class _KerasStage:
         )
 
 
-def _total(losses: Sequence[Array | None]) -> Array | None:
-    """The sum of the losses that are not None, or None if there are none."""
-    present = [keras.ops.sum(loss) for loss in losses if loss is not None]
-    return sum(present[1:], present[0]).astype("float32") if present else None
+def _total(losses: Arrays) -> Arrays:
+    """The sum of the losses, as a list of one; empty if there are none."""
+    sums = [keras.ops.sum(loss) for loss in losses]
+    return [sum(sums[1:], sums[0]).astype("float32")] if sums else []
 
 
 def _penalties(variables: Sequence[keras.Variable]) -> Arrays:

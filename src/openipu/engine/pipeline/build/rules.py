@@ -24,9 +24,10 @@ def check_model(model: keras.Model) -> None:
     """Raise if the model's class overrides a step, because stages replace Keras' own steps."""
     own = [name for name in (*_STEPS, *_FUNCTIONS) if _is_users(getattr(type(model), name))]
     if own:
+        names = " and ".join(f"`{name}`" for name in own)
         raise RuntimeError(
-            f"Model {model.name!r} has a `{own[0]}` of its own, but the steps of a pipelined model are cut into "
-            f"stages. Remove `{own[0]}` (a custom loss, metric, layer or callback may do its work), or call "
+            f"Model {model.name!r} has a {names} of its own, but the steps of a pipelined model are cut into stages. "
+            f"Remove {names} (a custom loss, metric, layer or callback may do the work), or call "
             "`reset_pipeline_stage_assignment`."
         )
 

@@ -93,9 +93,9 @@ class Update:
         return state._replace(common=self._on_all(me, state.common))
 
     def _on_all(self, me: Array, common: list[Array]) -> list[Array]:
-        """The common variables on all devices. Devices without weights get them from another device."""
+        """The common variables on all devices. Devices without weights get them from one that has some, if any has."""
         busy = [device for device, held in enumerate(self.weights.held) if held]
-        if len(busy) == len(self.twins):
+        if not busy or len(busy) == len(self.twins):
             return common
         shared: list[Array] = from_device(busy[0], me, common)
         return shared

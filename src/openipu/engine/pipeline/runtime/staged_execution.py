@@ -69,7 +69,7 @@ class StagedExecution:
         begin = begun(outcome, state, counts)
         strength = self.full.accumulation.strength(replicas.count)
         remainder = Remainder.of(
-            counts, self.micro_batches, replicas.count, strength, rows_of(row(body, 0)), rows_of(tail)
+            counts, self.micro_batches, replicas.count, strength, rows_of(row(body, 0)), rows_of(tail), outcome.adds
         )  # fmt: skip
         outfeeds = Outfeeds(self.outfeeds, replicas)
         collector = Collector(outcome, replicas, self.live, counts.first, counts.batches(replicas.count), outfeeds)
