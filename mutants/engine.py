@@ -16,6 +16,7 @@ RECOMPUTATION = "engine/core/test_recomputation.py"
 SHARDED = "engine/core/test_sharded_optimizer.py"
 OPTIONS = "engine/core/test_options.py"
 OWN_STEP = "engine/fit/test_own_step_on_replicas.py"
+EDGES = "engine/fit/test_edges_of_equality.py"
 REPLICAS = "engine/fit/test_replicas.py"
 FIT = "engine/fit/test_fit.py"
 LABELS = "engine/fit/test_labels.py"
@@ -357,9 +358,30 @@ CORE = [
     mutant(
         "statistics-of-a-group-lose-their-spread",
         "engine/core/replicated_step.py",
-        "return whole, over_group(variance + jnp.square(mean - whole))",
-        "return whole, over_group(variance)",
+        "return whole, average(variance + jnp.square(mean - whole))",
+        "return whole, average(variance)",
         f"{REPLICAS}::test_batch_statistics_are_shared_by_a_group",
+    ),
+    mutant(
+        "masked-replicas-weigh-the-same",
+        "engine/core/replicated_step.py",
+        "average = over_group if mask is None else functools.partial(by_weight, jnp.sum(mask, dtype=mean.dtype))",
+        "average = over_group",
+        f"{EDGES}::test_batch_statistics_of_a_group_weigh_replicas_by_what_their_masks_leave",
+    ),
+    mutant(
+        "sums-are-taken-for-means",
+        "engine/core/keras_steps.py",
+        'return reductions == {"sum"}',
+        "return False",
+        f"{EDGES}::test_a_sum_over_samples_is_a_sum_in_incomplete_updates_too",
+    ),
+    mutant(
+        "counts-differ-without-a-word",
+        "engine/fit/state_in_flight.py",
+        "if isinstance(self._spread, ReplicaLayout):",
+        "if not isinstance(self._spread, ReplicaLayout):",
+        f"{EDGES}::test_counts_that_differ_between_replicas_are_mentioned",
     ),
     mutant(
         "replicas-draw-the-same-numbers",
@@ -430,8 +452,8 @@ DATA = [
     mutant(
         "batches-are-dealt-in-blocks",
         "engine/data/slab.py",
-        "dealt = jax.tree.map(lambda a: a.reshape(-1, replicas.count, *a.shape[1:]), body)",
-        "dealt = jax.tree.map(lambda a: a.reshape(replicas.count, -1, *a.shape[1:]).swapaxes(0, 1), body)",
+        "return stacked.reshape(len(stacked) // replicas, replicas, *stacked.shape[1:])",
+        "return stacked.reshape(replicas, len(stacked) // replicas, *stacked.shape[1:]).swapaxes(0, 1)",
         f"{REPLICAS}::test_rows_are_in_order_and_none_is_lost",
     ),
     mutant(
@@ -442,10 +464,24 @@ DATA = [
         f"{FIT}::test_arguments_mean_what_they_mean_in_keras",
     ),
     mutant(
-        "other-shapes-wait-for-ever",
+        "changed-arrays-are-not-sent-again",
         "engine/data/sources.py",
-        "self._batches = itertools.chain([other], self._batches)",
-        "self._batches = itertools.chain(self._batches, [other])",
+        "if self._sent != _sample(keras_api.adapted_arrays(self._adapter)):",
+        "if not self._sent:",
+        f"{SOURCES}::test_arrays_that_callbacks_change_in_place",
+    ),
+    mutant(
+        "elements-share-their-memory",
+        "engine/data/dataset_reader.py",
+        "lambda a: a.copy() if a.flags.writeable else a",
+        "lambda a: a",
+        "engine/program/test_feeds.py::test_a_dataset_may_use_the_memory_of_one_element_for_the_next",
+    ),
+    mutant(
+        "batches-of-other-shapes-are-dropped",
+        "engine/data/sources.py",
+        "            self._waiting = other\n",
+        "            self._waiting = None\n",
         f"{SOURCES}::test_batches_of_changing_shape_run_in_their_order",
     ),
     mutant(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .mutant import Mutant, mutant
 
 PAIRS = "engine/pipeline/test_feature_pairs.py"
+EDGES = "engine/fit/test_edges_of_equality.py"
 IN_FIT = "engine/fit/test_outfeeds_in_fit.py"
 PIPELINE = "engine/pipeline/test_pipeline.py"
 SPLIT = "engine/pipeline/partition/test_split.py"
@@ -211,16 +212,37 @@ BUILD = [
     mutant(
         "penalties-are-forgotten",
         "engine/pipeline/build/keras_stages.py",
-        "extra = _total([extra, *scope.losses, *_penalties(self.stage.variables)])",
-        "extra = _total([extra, *scope.losses])",
+        "[*losses[1], *_penalties(self.stage.variables)]",
+        "[*losses[1]]",
         f"{PAIRS}::test_penalties_and_added_losses_of_all_stages_count",
     ),
     mutant(
         "losses-of-earlier-stages-are-dropped",
         "engine/pipeline/build/keras_stages.py",
-        "extra = _total([extra, *scope.losses, *_penalties(self.stage.variables)])",
-        "extra = _total([*scope.losses, *_penalties(self.stage.variables)])",
+        "losses = [*losses[0], *scope.losses],",
+        "losses = [*scope.losses],",
         f"{PAIRS}::test_penalties_and_added_losses_of_all_stages_count",
+    ),
+    mutant(
+        "own-losses-see-one-sum",
+        "engine/pipeline/build/keras_stages.py",
+        'if not overrides(self.model, "compute_loss"):',
+        "if True:",
+        f"{EDGES}::test_a_loss_of_the_users_own_sees_each_loss_that_layers_add",
+    ),
+    mutant(
+        "stages-outlive-compile",
+        "engine/fit/session.py",
+        "if self._compiled is not (latest := compilation(self.model)):",
+        "if self._compiled is None and (latest := compilation(self.model)):",
+        f"{EDGES}::test_stages_follow_a_call_that_has_changed_before_compile",
+    ),
+    mutant(
+        "a-pipeline-needs-weights-to-train",
+        "engine/pipeline/runtime/stage_update.py",
+        "if not busy or len(busy) == len(self.twins):",
+        "if len(busy) == len(self.twins):",
+        f"{EDGES}::test_a_pipeline_without_trainable_weights_trains_nothing",
     ),
     mutant(
         "losses-may-read-other-stages",
