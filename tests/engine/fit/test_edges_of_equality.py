@@ -230,3 +230,16 @@ def test_a_pipeline_without_trainable_weights_trains_nothing() -> None:
         return [history["loss"], model.evaluate(X, Y, verbose=0), *model.get_weights()]
 
     assert_equal(run)
+
+
+def test_optimizers_of_stages_search_in_the_paths_of_weights() -> None:
+    replication.configure(2)
+
+    def run(ours: bool) -> list[Any]:
+        model = keras.Sequential([keras.Input((5,)), layers.Dense(4, name="first"), layers.Dense(2, name="second")])
+        if ours:
+            two_stages(model, [0, 1], 1)
+        model.compile(keras.optimizers.Muon(0.05, exclude_layers=["second/kernel"]), "mse")
+        return [model.fit(X, Y, batch_size=8, verbose=0, shuffle=False).history["loss"], *model.get_weights()]
+
+    assert_equal(run)

@@ -69,16 +69,16 @@ def enqueued_by(optimizer: keras.optimizers.Optimizer, weights: Sequence[HasShap
     return shapes
 
 
-def stand_in(weight: keras.Variable, shape: Sequence[int], prefix: str = "") -> keras.Variable:
-    """A variable of `shape` in place of a weight. It has the weight's path, because some optimizers read it.
+def stand_in(weight: keras.Variable, shape: Sequence[int], suffix: str = "") -> keras.Variable:
+    """A variable of `shape` in place of a weight. It has the weight's path, because some optimizers search in it.
 
-    `prefix` is put before its name, which becomes part of the names of the optimizer's variables.
+    `suffix` is put after its name, which becomes part of the names of the optimizer's variables.
     """
     *scopes, name = weight.path.split("/")
     with contextlib.ExitStack() as stack:
         for scope in scopes:
             stack.enter_context(keras.name_scope(scope))
-        return keras.Variable(jnp.zeros(shape, weight.dtype), name=prefix + name)
+        return keras.Variable(jnp.zeros(shape, weight.dtype), name=name + suffix)
 
 
 def constrained(constraints: Iterable[Callable[[Array], Array] | None], weights: Iterable[Array]) -> list[Array]:

@@ -278,7 +278,7 @@ def _twin(
     plain = unwrapped(optimizer)
     twin = make_twin(plain, f"{type(plain).__name__} cannot update the stages of a pipeline")
     owned = [variables[n] for n in numbers]
-    stand_ins = [stand_in(v, shapes[n], f"slice{n}of_") for n, v in zip(numbers, owned, strict=True)]
+    stand_ins = [stand_in(v, shapes[n], f"_slice{n}of") for n, v in zip(numbers, owned, strict=True)]
     build_twin(twin, plain, stand_ins, owned)
     # Gradients are clipped beforehand, over all devices, unless the user's own code comes first.
     if not any(map(applies_itself, chain(twin))):
