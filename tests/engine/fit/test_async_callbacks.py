@@ -253,6 +253,46 @@ def test_training_can_be_stopped_and_single_batches_work(shared):
     assert np.isfinite(shared.train_on_batch(X[:BATCH], Y[:BATCH])).all()
 
 
+REMAINDERS = pytest.mark.parametrize(
+    ("replicas", "accumulate", "rows"), [(1, 1, 10 * BATCH + 1), (1, 5, 13 * BATCH), (2, 1, 19 * BATCH)],
+    ids=["tail", "accumulation", "replicas"],
+)  # fmt: skip
+"""Executions that take two programs: callbacks of the first one come before the second one starts."""
+
+
+def fit_remainder(replicas: int, accumulate: int, rows: int, look: Any) -> Any:
+    model = make_model(replicas, live=True, steps=15, accumulate=accumulate)
+    fit(model, epochs=1, x=X[:rows], y=Y[:rows], look=look)
+    return model
+
+
+@REMAINDERS
+def test_an_error_in_a_callback_is_raised_after_the_remainder(replicas, accumulate, rows):
+    made: list[Any] = []
+
+    def fail(callback: Any, batch: int) -> None:
+        if batch == 1:
+            made.append(callback)
+            raise ArithmeticError("mine")
+
+    with pytest.raises(ArithmeticError, match="mine"):
+        fit_remainder(replicas, accumulate, rows, fail)
+    assert updates(made[0].model) == -(-rows // (BATCH * replicas * accumulate)), "the execution was finished"
+
+
+@REMAINDERS
+def test_what_a_callback_changes_counts_for_the_remainder(replicas, accumulate, rows):
+    def change(callback: Any, batch: int) -> None:
+        if batch == 1:
+            callback.model.predict(X[:BATCH], verbose=0)
+            callback.model.set_weights([np.zeros_like(w) for w in callback.model.get_weights()])
+            callback.model.optimizer.learning_rate = 0.0
+
+    model = fit_remainder(replicas, accumulate, rows, change)
+    assert float(model.optimizer.learning_rate.numpy()) == 0.0
+    assert not any(w.any() for w in model.get_weights())
+
+
 @pytest.fixture(scope="module")
 def slow() -> Any:
     return make_model(live=True, steps=STEPS, model=slow_model)

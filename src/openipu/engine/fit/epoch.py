@@ -80,6 +80,7 @@ class LiveEpoch(Epoch):
     def execute(self, slab: Slab, meanwhile: Callable[[], None]) -> list[Result]:
         """Run a slab on the model's state and call the callbacks for its steps."""
         logs_of = _batch_outputs if self._mode == "predict" else lambda logs, _: logs
+        self._live.error = None
         self._teller = CallbackTeller(self._live, slab, self._began, self._ended, logs_of)
         if group.count() > 1:  # before the launch, so that all processes do both in the same order
             with interruptible():
@@ -93,8 +94,9 @@ class LiveEpoch(Epoch):
     def _launch(
         self, teller: CallbackTeller, meanwhile: Callable[[], None], call: Callable[..., Any], args: tuple[Any, ...]
     ) -> tuple[Any, ...]:
-        """Run a program of the slab."""
-        result: tuple[Any, ...] = teller.launch(call, args, meanwhile)
+        """Run a program of the slab. If it is the second one, callbacks may have changed the state meanwhile."""
+        state, *rest = args
+        result: tuple[Any, ...] = teller.launch(call, (self.held.latest(state), *rest), meanwhile)
         if self.held.together:  # a callback of another process may have looked at the model meanwhile
             self.held.show(result[1])
         return result

@@ -78,6 +78,13 @@ class StateInFlight:
             self._state = self._shown = state
             self.sync()
 
+    def latest(self, state: State) -> State:
+        """`state`; but if it was shown, it is taken out of the variables again, with what has changed there."""
+        if state is not self._shown:
+            return state
+        self._shown = None
+        return self._take()
+
     def sync(self) -> None:
         """Put the state back into the model's variables."""
         if self._state is None:

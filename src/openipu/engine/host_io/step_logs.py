@@ -53,7 +53,7 @@ class StepLogs:
         self._ended = True
         self._execution: Task[Any] | None = None
         self.error: BaseException | None = None
-        """What a callback raised during the latest execution, if anything."""
+        """What a callback raised, if anything. From then on, no callback is called until this is None again."""
         self.outlet = DeviceBuffer(self._receive, self._depth)
 
     def describe(self, element: Tree) -> None:
@@ -73,23 +73,17 @@ class StepLogs:
         result of the call is not lost. Ctrl-C, which the caller holds back, is such an error. If it is pressed again
         while the program still runs, this raises `StillRunning`.
         """
-        self.error = None
         self._told.clear()
         self._bounded = self._listening = True
         self._pace = VisitRate(self._depth)
         self._ended = False
         self._execution = execution = Task(lambda: self._run(call, args), "openipu-execution")
         execution.start()
-        try:
-            with before_waiting(self._keep_all):
-                with interruptible():
-                    meanwhile()
-                while (told := self._next()) is not None:
-                    done, leaves = told
-                    with doing("callbacks"), interruptible():
-                        tell(done, jax.tree.unflatten(self._structure, leaves))
-        except BaseException as error:
-            self.error = error
+        if self.error is None:
+            try:
+                self._tell_all(tell, meanwhile)
+            except BaseException as error:
+                self.error = error
         self._execution = None
         with self._changed:  # from here on, the program never waits
             self._listening = False
@@ -100,6 +94,15 @@ class StepLogs:
             leave(execution)
             raise StillRunning(execution, error) from None
         return execution.result()
+
+    def _tell_all(self, tell: Callable[[int, Tree], None], meanwhile: Callable[[], None]) -> None:
+        with before_waiting(self._keep_all):
+            with interruptible():
+                meanwhile()
+            while (told := self._next()) is not None:
+                done, leaves = told
+                with doing("callbacks"), interruptible():
+                    tell(done, jax.tree.unflatten(self._structure, leaves))
 
     def finish(self) -> Any:
         """Wait for the running execution, if there is one, and return its result.
