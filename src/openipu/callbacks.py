@@ -14,6 +14,7 @@ from openipu import _validate as validate
 from openipu.engine.checkpoint import Checkpoints, refuse_foreign, unusable, why
 from openipu.engine.core.model_state import assign, values_of, variables_of
 from openipu.engine.core.state import Logs, State
+from openipu.engine.core.state_names import Names, check_names, in_saved_order, names_of
 from openipu.engine.data import position as positions
 from openipu.engine.data.position import Position
 from openipu.engine.devices import group
@@ -31,7 +32,15 @@ from numpy.typing import ArrayLike
 __all__ = ["Checkpoint", "Report"]
 log = logging.getLogger("openipu")
 
-COUNTERS = ("best", "best_epoch", "cooldown_counter", "stopped_epoch", "wait")
+COUNTERS = (
+    "best",
+    "best_epoch",
+    "cooldown_counter",
+    "stopped_epoch",
+    "wait",
+    "_batches_seen_since_last_saving",
+    "_last_batch_seen",
+)
 """The attributes by which EarlyStopping, ReduceLROnPlateau and ModelCheckpoint make their decisions."""
 _LIKE_FIT: Final = {"epoch": 0, "ended": False, "position": "", "history": "", "callbacks": ""}
 """The part of a checkpoint that is neither state nor logs, with values of the right types."""
@@ -49,7 +58,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     Args:
         dir: The folder for the checkpoints. It is created when it is needed.
-        every_n_executions: How many executions lie between checkpoints. The last execution is always saved.
+        every_n_executions: How many executions lie between checkpoints. The last execution of the last epoch is
+            always saved.
         keep: How many of the newest checkpoints to keep; None keeps all.
         every_seconds: If given, the minimum time between checkpoints.
         max_share: The share of the time that writing may take. If executions are so short that writing would take a
@@ -60,6 +70,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     _place: Placement
     """Where the model trains. Known from the beginning of the training."""
+    _names: Names
+    """What the parts of the model's state are called. Known from then, too."""
 
     def __init__(
         self,
@@ -81,12 +93,22 @@ class Checkpoint(keras.callbacks.Callback):
     def load_weights(self, model: keras.Model) -> int:
         """Load the weights of the newest intact checkpoint into a built Keras model with the same variables.
 
+        They are found by the names of layers and variables, so other layers may be frozen.
+
         Returns:
             The step at which it was saved: the number of batches trained on, over all replicas.
         """
         owners = variables_of(model, "predict")
-        step, tree = self._checkpoints.restore(_tree(values_of(owners), "trainable", "non_trainable"))
-        assign(owners, State(tree["trainable"], tree["non_trainable"], [], []))
+        here, parts = names_of(model, owners), owners
+
+        def like(saved: dict[str, Any], place: str) -> dict[str, Any]:
+            nonlocal parts
+            names = _saved_names(saved)
+            parts = in_saved_order(names, here, owners, place) if names else owners
+            return _tree(values_of(parts), "trainable", "non_trainable")
+
+        step, tree = self._checkpoints.restore(like)
+        assign(parts, State(tree["trainable"], tree["non_trainable"], [], []))
         return step
 
     # --- what Keras calls
@@ -108,6 +130,7 @@ class Checkpoint(keras.callbacks.Callback):
         if session.keeper is not None:
             raise ValueError("`fit` was given two `Checkpoint` callbacks, but a run resumes from one folder. Give one.")
         self._place = session.place("train")
+        self._names = names_of(self.model, variables_of(self.model, "train"))
         if self._writes:
             if self._checkpoints.latest() is None:
                 refuse_foreign("`dir`", self._checkpoints.folder)
@@ -163,7 +186,8 @@ class Checkpoint(keras.callbacks.Callback):
             self._waiting = 0
             parts, fit = _tree(state(), *State._fields), self._fit(position, last)
             if self._writes:
-                self._checkpoints.save(position.step, {"fit": fit, "logs": logs, **parts})
+                names = {part: json.dumps(listed) for part, listed in self._names.items()}
+                self._checkpoints.save(position.step, {"fit": fit, "logs": logs, "names": names, **parts})
 
     def finish(self) -> None:
         """Wait until the last checkpoint is written."""
@@ -219,8 +243,15 @@ class Checkpoint(keras.callbacks.Callback):
         values = values_of(owners)
         if not self._writes:
             return 0, {}, {}, values
-        like = _tree(values, "trainable", "non_trainable", "optimizer")
-        step, tree = self._checkpoints.restore(like | {"fit": _LIKE_FIT, "logs": None, "metrics": None})
+
+        def like(saved: dict[str, Any], place: str) -> dict[str, Any]:
+            names = _saved_names(saved)
+            if names:
+                check_names(names, self._names, place)
+            parts = _tree(values, "trainable", "non_trainable", "optimizer")
+            return parts | {"fit": _LIKE_FIT, "logs": None, "metrics": None}
+
+        step, tree = self._checkpoints.restore(like)
         metrics = _metrics(
             tree["metrics"], owners.metrics, f"The checkpoint of step {step} in {self._checkpoints.folder}"
         )
@@ -237,12 +268,12 @@ class Checkpoint(keras.callbacks.Callback):
             self._pending()
             self._pending = None
 
-    def _put_back(self, history: dict[str, Any], callbacks: list[dict[str, float]]) -> None:
+    def _put_back(self, history: dict[str, Any], callbacks: list[dict[str, Any]]) -> None:
         self.model.history.epoch[:] = history["epoch"]
         self.model.history.history.update(history["history"])
         here = [counters for counters in callbacks if self._writes or not counters.get("writes")]
-        for callback, counters in zip(self._callbacks(), here, strict=False):
-            vars(callback).update({n: v for n, v in counters.items() if hasattr(callback, n)})
+        for callback, counters in _partners(self._callbacks(), here):
+            vars(callback).update({n: v for n, v in counters.items() if n in COUNTERS and hasattr(callback, n)})
 
     def _callbacks(self) -> list[Any]:
         """The callbacks of the running `fit` whose counters are saved; none when it has ended."""
@@ -289,6 +320,12 @@ class Report(keras.callbacks.Callback):
         join(self._report, call, self.model.name)
 
 
+def _saved_names(values: dict[str, Any]) -> Names | None:
+    """What the parts of a saved state are called; None if the checkpoint does not say, because it is an old one."""
+    saved = {part: values.get(f"names.{part}") for part in State._fields}
+    return None if None in saved.values() else {part: json.loads(str(names)) for part, names in saved.items()}
+
+
 def _metrics(saved: dict[str, Any], owners: list[Any], where: str) -> list[Any]:
     """The saved values of metric variables, in order. With replicas, each has one more axis."""
     metrics = [saved[str(i)] for i in range(len(saved)) if str(i) in saved]
@@ -307,7 +344,7 @@ def _metrics(saved: dict[str, Any], owners: list[Any], where: str) -> list[Any]:
     return metrics
 
 
-def _parsed(fit: dict[str, Any], instance: int | None) -> tuple[Position, dict[str, Any], list[dict[str, float]]]:
+def _parsed(fit: dict[str, Any], instance: int | None) -> tuple[Position, dict[str, Any], list[dict[str, Any]]]:
     """The position, the history, and the counters of callbacks that `Checkpoint._fit` has saved.
 
     Instances with data of their own have each saved a position.
@@ -329,10 +366,34 @@ def _parsed(fit: dict[str, Any], instance: int | None) -> tuple[Position, dict[s
     return Position.from_json(fit["position"] if instance is None else position[instance]), history, callbacks
 
 
-def _counters(callback: keras.callbacks.Callback) -> dict[str, float]:
-    """The counters of one of Keras' callbacks."""
+def _counters(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    """The counters of one of Keras' callbacks, and what it is known by."""
+    about = {"class": type(callback).__name__, "monitor": str(getattr(callback, "monitor", ""))}
     values = {name: vars(callback).get(name) for name in COUNTERS} | {"writes": isinstance(callback, WRITERS) or None}
+    values |= about
     return {name: float(v) if isinstance(v, np.floating) else v for name, v in values.items() if v is not None}
+
+
+def _partners(callbacks: list[Any], saved: list[dict[str, Any]]) -> list[tuple[Any, dict[str, Any]]]:
+    """Each callback with the counters of the first saved one like it. Old checkpoints only have the order."""
+    if not all("class" in counters for counters in saved):
+        return list(zip(callbacks, saved, strict=False))
+    left, found = list(saved), []
+    for callback in callbacks:
+        known = _known_by(_counters(callback))
+        partner = next((counters for counters in left if _known_by(counters) == known), None)
+        if partner is None:
+            validate.notice(f"The checkpoint has no counters of {known}. It starts from scratch.")
+        else:
+            left.remove(partner)
+            found.append((callback, partner))
+    for counters in left:
+        validate.notice(f"The checkpoint has counters of {_known_by(counters)}, which `fit` was not given.")
+    return found
+
+
+def _known_by(counters: dict[str, Any]) -> str:
+    return f"`{counters['class']}` of {counters.get('monitor')!r}"
 
 
 def _tree(state: State, *parts: str) -> dict[str, Any]:

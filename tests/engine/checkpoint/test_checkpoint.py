@@ -266,8 +266,8 @@ def test_what_cannot_go_on_says_why(tmp_path):
     # Resume a run of 8 rows per batch after 3 batches with 5 rows per batch, and with other metrics.
     assert train(tmp_path / "run", SOURCES["in order"], 1) is None
     for settings, words in (
-        ({"metrics": []}, "has 4 metric variables, but the model has 2. Compile it with the same metrics"),
-        ({"optimizer": "sgd"}, "`optimizer.2` is float32"),
+        ({"metrics": []}, "metric variable 3 is `accuracy/total` there and missing here. Compile the model with"),
+        ({"optimizer": "sgd"}, "optimizer 1 is `Adam` there and `SGD` here. Compile the model with the same optimizer"),
     ):
         model = network()
         model.compile(**({"optimizer": "adam", "loss": model.loss, "metrics": ["accuracy"]} | settings))

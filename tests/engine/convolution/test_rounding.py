@@ -168,7 +168,7 @@ def test_mobilenet_diverges_in_batches_of_two_even_in_float64(size: int, off: fl
     with ipu.ipu_strategy.IPUStrategy().scope():
         ours = sixteen_steps(starts, size)
     for found in (true, plain, ours):
-        # Measured: 1.02 to 1.03 in batches of 32, 1e7 to 2e18 in batches of 2.
-        assert all((variance > 1e6) == (size == 2) for _, variance in found), found
+        # Measured: 1.02 to 1.03 in batches of 32, 5e5 to 2e18 in batches of 2.
+        assert all((variance > 1e3) == (size == 2) for _, variance in found), found
         # Measured: at most 2e-6 in batches of 32, 3e-3 in batches of 2.
         assert max(abs(loss - true_loss) for (loss, _), (true_loss, _) in zip(found, true, strict=True)) < off, found

@@ -243,3 +243,55 @@ def test_optimizers_of_stages_search_in_the_paths_of_weights() -> None:
         return [model.fit(X, Y, batch_size=8, verbose=0, shuffle=False).history["loss"], *model.get_weights()]
 
     assert_equal(run)
+
+
+# --- means over replicas ---------------------------------------------------------------------------------------------
+
+
+class Lowest(layers.Layer):
+    """Keeps the lowest number of the latest micro-batch."""
+
+    def __init__(self, first: float, kind: str) -> None:
+        super().__init__()
+        self.first, self.kind = first, kind
+
+    def build(self, input_shape: Any) -> None:
+        del input_shape
+        start = keras.initializers.Constant(self.first)
+        self.low = self.add_weight(shape=(), dtype=self.kind, initializer=start, trainable=False)
+        self.still = self.add_weight(shape=(2,), initializer=lambda *_, **__: np.array([0.1, np.inf]), trainable=False)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.low.assign(ops.cast(ops.min(x), self.kind))
+        return x
+
+
+@pytest.mark.parametrize(
+    ("first", "value", "kind"),
+    [(np.inf, 0.5, "float32"), (1e9, 0.5, "float32"), (3e38, -1e38, "float32"), (0.0, 50000.0, "float16")],
+)
+@pytest.mark.parametrize("rows", [8, 10], ids=["whole", "remainder"])
+def test_the_mean_of_equal_states_is_that_state(first: float, value: float, kind: str, rows: int) -> None:
+    replication.configure(2)
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        model = keras.Sequential([keras.Input((3,)), Lowest(first, kind), layers.Dense(1, kernel_initializer="zeros")])
+        model.compile(keras.optimizers.SGD(0.0), "mse", steps_per_execution=2)
+    model.fit(np.full((rows, 3), value, "float32"), np.zeros((rows, 1), "float32"), batch_size=2, verbose=0)
+    np.testing.assert_allclose(np.asarray(model.layers[0].low), np.asarray(value, kind))
+    np.testing.assert_array_equal(np.asarray(model.layers[0].still), np.array([0.1, np.inf], "float32"))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_mean_of_gradients_in_half_precision_does_not_overflow(replicas: int) -> None:
+    replication.configure(replicas)
+    weight = keras.Variable([1.0], dtype="float16")
+    optimizer = ipu.optimizers.CrossReplicaOptimizer(keras.optimizers.SGD(2.0**-16))
+    optimizer.build([weight])
+
+    def step() -> Any:
+        return ipu.training.minimize(optimizer, lambda: ops.sum(weight * ops.cast(40000.0, "float16")), [weight])
+
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        ipu.ipu_strategy.IPUStrategy().run(step)
+    np.testing.assert_allclose(weight.numpy(), [0.39], rtol=1e-2)

@@ -177,11 +177,12 @@ class Checkpoints:
         steps = self.all_steps()
         return steps[-1] if steps else None
 
-    def restore(self, like: dict[str, Tree], step: int | None = None) -> tuple[int, dict[str, Tree]]:
+    def restore(self, like: files.Like, step: int | None = None) -> tuple[int, dict[str, Tree]]:
         """The step and contents of the newest intact checkpoint, or of that at `step`. Arrays become NumPy arrays.
 
         `like` says what to read. For each of its keys, it has a tree with the structure, shapes and dtypes that were
-        saved, or None to get everything under that key as a flat dict. Damaged checkpoints are skipped with a warning.
+        saved, or None to get everything under that key as a flat dict. If that depends on the checkpoint, `like` is a
+        function. Damaged checkpoints are skipped with a warning.
         """
         self.wait()
         steps = self.all_steps()

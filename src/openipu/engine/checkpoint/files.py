@@ -13,7 +13,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -29,6 +29,8 @@ from .quiet_orbax import quiet_orbax
 MANIFEST = "openipu.json"
 """The file with numbers, strings and the digest of every other file. Its first line is its own digest."""
 _ARRAYS = "arrays"
+Like = dict[str, Tree] | Callable[[dict[str, Any], str], dict[str, Tree]]
+"""What to read, or a function that says so, given the numbers and strings of a checkpoint and its name in errors."""
 _SAVING, _REMOVED = ".openipu-saving-", ".openipu-removed-"
 
 
@@ -102,16 +104,17 @@ def write(folder: Path, step: int, arrays: dict[str, np.ndarray], values: dict[s
     unfinished.rename(final)
 
 
-def read(path: Path, like: dict[str, Tree]) -> dict[str, Tree]:
+def read(path: Path, like: Like) -> dict[str, Tree]:
     """The parts of a checkpoint that `like` names. Raises `DamagedError` if it is not as it was written."""
-    saved = dict(_verified(path))
+    saved, place = dict(_verified(path)), f"The checkpoint {path}"
+    wanted = like(saved, place) if callable(like) else like
     if (path / _ARRAYS).exists():
         try:
             with _checkpointer() as orbax:
                 saved |= orbax.restore(path / _ARRAYS)
         except Exception as error:  # Orbax raises all kinds
             raise DamagedError(f"Orbax cannot read the arrays of the checkpoint {path} ({why(error)}).") from error
-    return {key: _like(saved, key, part, f"The checkpoint {path}") for key, part in like.items()}
+    return {key: _like(saved, key, part, place) for key, part in wanted.items()}
 
 
 def _verified(path: Path) -> dict[str, Any]:

@@ -77,7 +77,8 @@ class ReplicaLayout:
 
     def own_metrics(self, rows: list[Array]) -> list[Array]:
         """The metrics of each replica on its device, if there is one row for each replica; otherwise nothing."""
-        fits = rows and rows[0].shape[0] == self.replicas.count
+        # A single replica has no axis for replicas, though a pipeline with one replica saves metrics with that axis.
+        fits = rows and rows[0].shape[0] == self.replicas.count > 1
         return list(self.replicas.send(rows, self._metrics_axis)) if fits else []
 
     def axes(self, state: State) -> State:

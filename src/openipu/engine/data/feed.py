@@ -48,12 +48,16 @@ class Feed:
     def position(self) -> Position:
         """Where the feed is: just after the latest slab."""
         source = self.source
-        here = replace(self._here, batch_size=source.batch_size, num_batches=source.num_batches)
-        return replace(here, opened=source.opened, ahead=random())
+        here = replace(self._here, batch_size=source.batch_size, num_batches=source.num_batches, steps=self.num_steps)
+        return replace(here, opened=source.opened, ahead=random(), read=None)
+
+    def read_since(self, position: Position) -> Position:
+        """The same position, which knows how many batches have been read since."""
+        return replace(position, read=self._here.taken - position.taken)
 
     def resume(self, position: Position) -> None:
         """Let the next epoch begin at `position`, which another feed over the same data had reached."""
-        self._resume = position.for_batches_of(self.source.batch_size, self.source.num_batches)
+        self._resume = position.for_data(self.source.batch_size, self.source.num_batches, self.num_steps)
 
     def epoch(self) -> Iterator[Slab]:
         """The slabs of the next epoch."""
@@ -92,7 +96,11 @@ class Feed:
         self._pass = self.source.start(self.width)
         self._pass.skip(resume.taken)
         set_random(resume.ahead)
-        slab = self._next()
+        if resume.read:
+            self._pass.read_apart(resume.read)
+            set_random(resume.now)
+            return self._next()
+        slab = self._next()  # there is none if the epoch has ended; an older checkpoint does not say
         if slab is not None:
             set_random(resume.now)
         return slab

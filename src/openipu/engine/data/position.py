@@ -26,12 +26,13 @@ class Position:
     """How much of its data a feed has handed out, and how to get there again.
 
     `done` counts the steps of this epoch, `passes` the started passes over the data, `taken` the batches that this
-    process has taken from the last pass, and `step` all steps. A batch has `batch_size` rows and a pass `num_batches`
-    batches, if that is known.
+    process has taken from the last pass, and `step` all steps. A batch has `batch_size` rows, a pass `num_batches`
+    batches, and an epoch `steps` steps, if that is known.
 
     `opened`, `ahead` and `now` are random states: when the last pass was opened, before the next slab was read (which
-    happens while the last one still runs), and now. `ends` has the random states at the ends of earlier epochs, for
-    data that changes then.
+    happens while the last one still runs), and now. `read` counts the batches of this process that were read from
+    `ahead` to `now`: none if the epoch has ended. `ends` has the random states at the ends of earlier epochs, for data
+    that changes then.
     """
 
     done: int = 0
@@ -44,15 +45,32 @@ class Position:
     ahead: Random | None = None
     now: Random | None = None
     ends: tuple[Random, ...] = ()
+    read: int | None = None
+    """None in checkpoints of older versions, as `steps`."""
+    steps: int | None = None
 
-    def for_batches_of(self, batch_size: int | None, num_batches: int | None) -> Position:
-        """The same position in data that is cut into batches of another size."""
-        if batch_size is None or self.batch_size is None or batch_size == self.batch_size:
-            return self
+    def for_data(self, batch_size: int | None, num_batches: int | None, steps: int | None) -> Position:
+        """The same position in data that may be cut into other batches and epochs.
+
+        Raises an error if there is none: between two batches of other sizes, or in the middle of other data.
+        """
+        old, ended = self.batch_size, self.read == 0
         ends = {self.num_batches: num_batches}  # the last batch of each size may be smaller
-        old = self.batch_size
-        done, taken = (ends.get(n) or _rescale(n, old, batch_size) for n in (self.done, self.taken))
-        return dataclasses.replace(self, done=done, taken=taken, batch_size=batch_size, num_batches=num_batches)
+        if batch_size is None or old is None or batch_size == old:
+            if self.num_batches not in (self.taken, self.done):
+                _check_same("batches of the data", self.taken, self.num_batches, num_batches)
+            if not ended:
+                _check_same("steps of an epoch", self.done, self.steps, steps)
+            done, taken = (ends.get(n) or n for n in (self.done, self.taken))
+            read = self.read
+        else:
+            done, taken = (ends.get(n) or _rescale(n, old, batch_size) for n in (self.done, self.taken))
+            read = None if self.read is None else self.read * old // batch_size
+        if ended and steps != self.steps:
+            done = steps or done
+        return dataclasses.replace(
+            self, done=done, taken=taken, batch_size=batch_size, num_batches=num_batches, steps=steps, read=read
+        )
 
     def to_json(self) -> str:
         """The position as text that `from_json` reads."""
@@ -93,6 +111,15 @@ def follow_first() -> None:
     """Let the random numbers of this process continue as those of instance 0 do, so that all shuffle alike."""
     state = group.of_first("the random state", _text(random()))
     set_random(_state(state))
+
+
+def _check_same(what: str, after: int, old: int | None, new: int | None) -> None:
+    """Raise if a checkpoint lies in the middle of `old` batches or steps, and now there are `new` ones."""
+    if old is not None and new is not None and old != new:
+        raise ValueError(
+            f"The checkpoint was saved after {after} of {old} {what}, but now there are {new}. Give the same data and "
+            "`steps_per_epoch` as before, at least until the epoch has ended; or use another folder."
+        )
 
 
 def _rescale(batches: int, old: int, new: int) -> int:

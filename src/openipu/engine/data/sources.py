@@ -34,6 +34,12 @@ class Pass(Protocol):
     def skip(self, steps: int) -> None:
         """Skip the next `steps` batches of this process."""
 
+    def read_apart(self, steps: int) -> None:
+        """Let reading the next `steps` batches of this process draw its random numbers from a sequence of its own.
+
+        It begins at the current random state. Whatever else draws random numbers meanwhile is not disturbed.
+        """
+
 
 class Source(Protocol):
     """Data that can be read in any number of passes."""
@@ -146,6 +152,9 @@ class _ArrayPass:
     def skip(self, steps: int) -> None:
         self._position += steps
 
+    def read_apart(self, steps: int) -> None:
+        """Do nothing: only starting a pass draws random numbers."""
+
 
 class StreamSource:
     """Batches as they come from a data adapter, stacked on the host and sent one slab at a time.
@@ -252,6 +261,9 @@ class _StreamPass:
             if batch is not None and not is_tail(batch, self._full):
                 self._full = described(batch)
 
+    def read_apart(self, steps: int) -> None:
+        self._batches = _read_apart(self._batches, steps, random())
+
     def _next(self, steps: int) -> tuple[Batches, Tree]:
         """Up to `steps` full batches, and the smaller one after them, if there is one."""
         with contextlib.nullcontext() if self._replicas.is_local else group.failing_together(NEXT):
@@ -277,3 +289,19 @@ class _StreamPass:
         """The next batch; None at the end."""
         batch, self._waiting = self._waiting, None
         return next(self._batches, None) if batch is None else batch
+
+
+def _read_apart(batches: Iterator[Tree], steps: int, state: Random) -> Iterator[Tree]:
+    """The batches, the first `steps` of which are read with random numbers that continue from `state`."""
+    for _ in range(steps):
+        outside = random()
+        set_random(state)
+        try:
+            batch = next(batches, None)
+            state = random()
+        finally:
+            set_random(outside)
+        if batch is None:
+            return
+        yield batch
+    yield from batches

@@ -117,7 +117,9 @@ class Replicas:
 
     def mean(self, tree: Tree) -> Tree:
         """The mean over all replicas."""
-        return tree if self.count == 1 else jax.tree.map(lambda a: a / self.count, self.sum(tree))
+        if self.count == 1:
+            return tree
+        return _narrowed(jax.tree.map(lambda a: a / self.count, self.sum(_widened(tree))), tree)
 
     def reduced(self, gradients: Tree, averaged: bool) -> Tree:
         """The sum or the mean of all replicas' gradients."""
@@ -132,11 +134,14 @@ class Replicas:
         def total(a: Array) -> Any:
             return lax.psum(a, REPLICA_AXIS, axis_index_groups=groups)
 
+        if active is True and group is None:
+            return self.mean(tree)
         if active is True:
-            return jax.tree.map(lambda a: total(a) / (group or self.count), tree)
+            return jax.tree.map(lambda a: total(a) / group, tree)
         # If no replica is active, the mean is not used, but it still has to be a number.
         number = jnp.maximum(total(jnp.asarray(active, jnp.float32)), 1)
-        return jax.tree.map(lambda a: total(jnp.where(active, a, jnp.zeros_like(a))) / number, tree)
+        means = jax.tree.map(lambda a: total(jnp.where(active, a, jnp.zeros_like(a))) / number, _widened(tree))
+        return _narrowed(means, tree)
 
     def speaks(self) -> Array | bool:
         """Whether this replica is the first one of its process, which tells Python what all of them have in common."""
@@ -158,6 +163,16 @@ class Replicas:
 
 SMALL = 4096
 """Arrays of up to this many elements are joined before they are summed over CPU replicas."""
+
+
+def _widened(tree: Tree) -> Tree:
+    """The same numbers, in a type in which a sum over replicas does not overflow before it is divided."""
+    return jax.tree.map(lambda a: a.astype(jnp.float32) if jnp.result_type(a) == jnp.float16 else a, tree)
+
+
+def _narrowed(wide: Tree, tree: Tree) -> Tree:
+    """The inverse of `_widened`."""
+    return jax.tree.map(lambda w, a: w.astype(jnp.float16) if jnp.result_type(a) == jnp.float16 else w, wide, tree)
 
 
 def _sum_joined(leaves: list[Any]) -> list[Array]:

@@ -252,7 +252,7 @@ class Session:
                 del launched  # it holds the slab, whose memory the next one needs
                 if keeper and position:
                     with doing("checkpoint"):
-                        keeper.executed(position, held.snapshot, value, last)
+                        keeper.executed(feed.read_since(position), held.snapshot, value, last)
                 resume = None
                 yield value
             if resume is not None:

@@ -35,6 +35,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset, PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from keras.src.utils import rng_utils
+from keras.src.utils.naming import to_snake_case
 from keras.src.utils.python_utils import pythonify_logs
 
 __all__ = [
@@ -137,6 +138,12 @@ def function_wrappers() -> list[tuple[type, str]]:
 def all_layers(model: keras.Layer, itself: bool = True) -> list[keras.Layer]:
     """The layers of a model at all depths, with or without the model itself."""
     return list(model._flatten_layers(include_self=itself))
+
+
+def prefix_of_names(kind: type) -> str:
+    """How the names begin that Keras makes for objects of a class. A number follows, except for the first one."""
+    prefix: str = to_snake_case(kind.__name__)
+    return prefix
 
 
 def compiled_parts(model: keras.Model) -> list[Any]:

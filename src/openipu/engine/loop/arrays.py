@@ -60,8 +60,3 @@ class HasDtype(Protocol):
 def is_float(array: HasDtype) -> bool:
     """Whether an array holds floating-point numbers, so that it can have gradients and be averaged."""
     return bool(jnp.issubdtype(array.dtype, jnp.floating))
-
-
-def change(new: Array, old: Array) -> Array:
-    """`new - old`, and 0 where they are equal, even if both are infinite, as numbers in a mask are."""
-    return jnp.where(new == old, jnp.zeros_like(old), new - old)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from openipu.engine.core.state import State
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.types import Array
@@ -9,7 +11,7 @@ from openipu.engine.types import Array
 import jax
 import jax.numpy as jnp
 
-from .arrays import change, is_float
+from .arrays import is_float
 from .remainder import Number
 
 
@@ -23,12 +25,9 @@ def only_if(active: Number, replicas: Replicas, new: State, old: State, updated:
     def choose(a: Array, b: Array) -> Array:
         return jnp.where(active, a, b)
 
-    def settle(a: Array, b: Array) -> Array:
-        return b + replicas.mean_of_active(change(a, b), active) if is_float(a) else a
-
     return State(
         new.trainable if updated else jax.tree.map(choose, new.trainable, old.trainable),
-        [settle(a, b) for a, b in zip(new.non_trainable, old.non_trainable, strict=True)],
+        mean_where_changed(replicas, new.non_trainable, old.non_trainable, active),
         new.optimizer,  # without an update, at most the learning rate is new, which is the same everywhere
         jax.tree.map(choose, new.metrics, old.metrics),
     )
@@ -37,16 +36,28 @@ def only_if(active: Number, replicas: Replicas, new: State, old: State, updated:
 def agree(replicas: Replicas, state: State, begin: State) -> State:
     """The state with moving statistics averaged over replicas.
 
-    Moving statistics are linear in the data, so once per execution is enough. Changes are averaged instead of values,
-    so that values that did not change stay the same, bit for bit.
+    Moving statistics are linear in the data, so once per execution is enough.
     """
-    if replicas.count == 1:
-        return state
+    return state._replace(non_trainable=mean_where_changed(replicas, state.non_trainable, begin.non_trainable))
 
-    def mean(a: Array, b: Array) -> Array:
-        return b + replicas.mean(change(a, b)) if is_float(a) else a
 
-    return state._replace(non_trainable=list(map(mean, state.non_trainable, begin.non_trainable)))
+def mean_where_changed(
+    replicas: Replicas, new: Sequence[Array], old: Sequence[Array], active: Number | bool = True
+) -> list[Array]:
+    """New values. Floating-point arrays that have changed on any of the active replicas become their mean.
+
+    Arrays that have not changed stay the same, bit for bit. The mean of changes would do that as well, but it loses a
+    new value if the old one is infinite or much larger.
+    """
+    places = [i for i, a in enumerate(new) if is_float(a)]
+    if replicas.count == 1 or not places:
+        return list(new)
+    moved = jnp.stack([jnp.any(new[i] != old[i]) for i in places]).astype(jnp.float32)
+    means, shares = replicas.mean_of_active(([new[i] for i in places], moved), active)
+    found = list(new)
+    for number, i in enumerate(places):
+        found[i] = jnp.where(shares[number] > 0, means[number], old[i])
+    return found
 
 
 def counters(state: State) -> list[Array]:

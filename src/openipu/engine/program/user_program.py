@@ -35,8 +35,8 @@ from openipu.engine.facts.calls import recorded
 from openipu.engine.host_io.outfeed_buffer import filled
 from openipu.engine.interrupts import SHORT, interruptible, uninterrupted
 from openipu.engine.keras_compat.patches import tracing
-from openipu.engine.loop.arrays import change
 from openipu.engine.loop.compile import CompiledProgram, compile_program, note_launch
+from openipu.engine.loop.replica_state import mean_where_changed
 from openipu.engine.types import Array, Tree
 
 import jax
@@ -217,13 +217,12 @@ class UserProgram:
             return new
         own = {id(v) for optimizer in needs.optimizers for v in optimizer.variables}
 
-        def agree(variable: keras.Variable, new: Array, old: Array) -> Tree:
-            if _adds_up(variable):
-                return replicas.sum(new)
-            moves = not variable.trainable and id(variable) not in own and jnp.issubdtype(new.dtype, jnp.floating)
-            return old + replicas.mean(change(new, old)) if moves else new
-
-        return list(map(agree, needs.state, new, old))
+        found = [replicas.sum(a) if _adds_up(v) else a for v, a in zip(needs.state, new, strict=True)]
+        moving = [i for i, v in enumerate(needs.state) if not (v.trainable or id(v) in own or _adds_up(v))]
+        means = mean_where_changed(replicas, [new[i] for i in moving], [old[i] for i in moving])
+        for i, mean in zip(moving, means, strict=True):
+            found[i] = mean
+        return found
 
     # --- launching
 

@@ -18,7 +18,8 @@ from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.enqueued import IN_STAGES, refused
 from openipu.engine.core.pipelining import Recompute
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
-from openipu.engine.loop.arrays import change, is_float, row
+from openipu.engine.loop.arrays import is_float, row
+from openipu.engine.loop.replica_state import mean_where_changed
 from openipu.engine.schedule.table_arrays import ActionArrays, TableArrays
 from openipu.engine.types import Array, Scalar, Tree
 
@@ -223,8 +224,7 @@ class Pipeline:
                 return jnp.where(active, new, old)
 
             def settled() -> Array:
-                mean: Array = old + self.replicas.mean_of_active(change(new, old), active)
-                return mean
+                return mean_where_changed(self.replicas, [new], [old], active)[0]
 
             value: Array = lax.cond(whole, lambda: new, settled)
             return value
