@@ -131,16 +131,16 @@ LOOP = [
     mutant(
         "moving-statistics-do-not-agree",
         "engine/loop/replica_state.py",
-        "return b + replicas.mean(change(a, b)) if is_float(a) else a",
-        "return a",
+        "found[i] = jnp.where(shares[number] > 0, means[number], old[i])",
+        "found[i] = new[i]",
         f"{REPLICAS}::test_moving_statistics_are_the_mean_over_replicas",
     ),
     mutant(
-        "infinite-weights-become-nan",
-        "engine/loop/arrays.py",
-        "return jnp.where(new == old, jnp.zeros_like(old), new - old)",
-        "return new - old",
-        f"{REPLICAS}::test_infinite_weights_that_are_not_trained_stay_as_they_are",
+        "means-of-changes-lose-large-states",
+        "engine/loop/replica_state.py",
+        "jnp.where(shares[number] > 0, means[number], old[i])",
+        "old[i] + replicas.mean_of_active(new[i] - old[i], active)",
+        f"{EDGES}::test_the_mean_of_equal_states_is_that_state",
     ),
     mutant(
         "shared-arrays-are-used-up",

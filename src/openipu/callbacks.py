@@ -21,8 +21,8 @@ from openipu.engine.devices import group
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.transfer import of_first_process
 from openipu.engine.facts.calls import join
+from openipu.engine.fit.callback_counters import counters_of, put_back
 from openipu.engine.fit.session import ResumePoint
-from openipu.engine.fit.together import WRITERS
 from openipu.engine.report.folder import FolderReport
 
 import keras
@@ -32,16 +32,6 @@ from numpy.typing import ArrayLike
 __all__ = ["Checkpoint", "Report"]
 log = logging.getLogger("openipu")
 
-COUNTERS = (
-    "best",
-    "best_epoch",
-    "cooldown_counter",
-    "stopped_epoch",
-    "wait",
-    "_batches_seen_since_last_saving",
-    "_last_batch_seen",
-)
-"""The attributes by which EarlyStopping, ReduceLROnPlateau and ModelCheckpoint make their decisions."""
 _LIKE_FIT: Final = {"epoch": 0, "ended": False, "position": "", "history": "", "callbacks": ""}
 """The part of a checkpoint that is neither state nor logs, with values of the right types."""
 
@@ -215,7 +205,7 @@ class Checkpoint(keras.callbacks.Callback):
             "ended": ended,
             "position": json.dumps(group.exchange("the position in the data", here)) if self._place.own_data else here,
             "history": json.dumps({"epoch": history.epoch, "history": history.history}, default=_as_list),
-            "callbacks": json.dumps([_counters(callback) for callback in self._callbacks()]),
+            "callbacks": json.dumps([counters_of(callback) for callback in self._callbacks()]),
         }
 
     def _restore(self) -> ResumePoint:
@@ -272,8 +262,7 @@ class Checkpoint(keras.callbacks.Callback):
         self.model.history.epoch[:] = history["epoch"]
         self.model.history.history.update(history["history"])
         here = [counters for counters in callbacks if self._writes or not counters.get("writes")]
-        for callback, counters in _partners(self._callbacks(), here):
-            vars(callback).update({n: v for n, v in counters.items() if n in COUNTERS and hasattr(callback, n)})
+        put_back(self._callbacks(), here)
 
     def _callbacks(self) -> list[Any]:
         """The callbacks of the running `fit` whose counters are saved; none when it has ended."""
@@ -364,36 +353,6 @@ def _parsed(fit: dict[str, Any], instance: int | None) -> tuple[Position, dict[s
             "data; `Checkpoint.load_weights` loads the weights alone"
         )
     return Position.from_json(fit["position"] if instance is None else position[instance]), history, callbacks
-
-
-def _counters(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """The counters of one of Keras' callbacks, and what it is known by."""
-    about = {"class": type(callback).__name__, "monitor": str(getattr(callback, "monitor", ""))}
-    values = {name: vars(callback).get(name) for name in COUNTERS} | {"writes": isinstance(callback, WRITERS) or None}
-    values |= about
-    return {name: float(v) if isinstance(v, np.floating) else v for name, v in values.items() if v is not None}
-
-
-def _partners(callbacks: list[Any], saved: list[dict[str, Any]]) -> list[tuple[Any, dict[str, Any]]]:
-    """Each callback with the counters of the first saved one like it. Old checkpoints only have the order."""
-    if not all("class" in counters for counters in saved):
-        return list(zip(callbacks, saved, strict=False))
-    left, found = list(saved), []
-    for callback in callbacks:
-        known = _known_by(_counters(callback))
-        partner = next((counters for counters in left if _known_by(counters) == known), None)
-        if partner is None:
-            validate.notice(f"The checkpoint has no counters of {known}. It starts from scratch.")
-        else:
-            left.remove(partner)
-            found.append((callback, partner))
-    for counters in left:
-        validate.notice(f"The checkpoint has counters of {_known_by(counters)}, which `fit` was not given.")
-    return found
-
-
-def _known_by(counters: dict[str, Any]) -> str:
-    return f"`{counters['class']}` of {counters.get('monitor')!r}"
 
 
 def _tree(state: State, *parts: str) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import openipu as ipu
 from openipu import _validate as validate
-from openipu import callbacks as implementation
 from openipu.engine.checkpoint import Checkpoints
 from openipu.engine.core.model_state import variables_of
 from openipu.engine.core.state_names import names_of
+from openipu.engine.fit import callback_counters as implementation
 
 import keras
 import numpy as np
@@ -165,7 +165,7 @@ def test_counters_find_their_callbacks_in_another_order(tmp_path: Path) -> None:
 
 def test_counters_without_a_partner_are_named(caplog: pytest.LogCaptureFixture) -> None:
     validate._named.clear()
-    saved = [implementation._counters(callback) for callback in (stopping(), plateau())]
+    saved = [implementation.counters_of(callback) for callback in (stopping(), plateau())]
     here = keras.callbacks.EarlyStopping("loss"), plateau()
     assert implementation._partners([*here], json.loads(json.dumps(saved))) == [(here[1], saved[1])]
     assert "no counters of `EarlyStopping` of 'loss'. It starts from scratch" in caplog.text

@@ -111,7 +111,7 @@ class Remainder:
 
     @classmethod
     def of(
-        cls, counts: Counts, size: int, replicas: int, strength: int, rows: int, tail_rows: int, adds: bool
+        cls, counts: Counts, size: int, replicas: int, strength: int, rows: int, tail_rows: int, adds: bool = False
     ) -> Remainder:
         """What is left over of `counts` after updates of `size` steps."""
         updates = counts.steps // size if size > 1 else counts.steps
