@@ -134,7 +134,8 @@ def in_saved_order(saved: Names, here: Names, owners: State, place: str) -> Stat
 
 def _check_same_weights(saved: Names, here: Names, place: str) -> None:
     there, now = _weights(saved), _weights(here)
-    missing = next((name for name in [*now, *there] if (name in now) != (name in there)), None)
+    common = set(there) & set(now)
+    missing = next((name for name in [*now, *there] if name not in common), None)
     if missing is not None:
         only, other = ("the model", "the checkpoint") if missing in now else ("the checkpoint", "the model")
         raise ValueError(

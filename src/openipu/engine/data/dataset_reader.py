@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from .slab import as_arrays
+from .slab import as_arrays, described
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -62,7 +62,7 @@ def describe(dataset: Data, open_: Callable[[], Iterator[Tree]]) -> tuple[Tree, 
     if first is None:
         raise ValueError("The dataset has no elements. Give at least one.")
     first = normal(first)
-    return _checked(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), first)), _chain(first, elements)
+    return _checked(described(first)), _chain(first, elements)
 
 
 def _chain(first: Tree, rest: Iterator[Tree]) -> Iterator[Tree]:

@@ -281,7 +281,8 @@ class _StreamPass:
                 alike.count and shapes_of(batch) != shapes_of(self._full)
             ):
                 return alike, batch
-            self._full = described(batch)
+            if not alike.count:
+                self._full = described(batch)
             alike.add(batch)
         return alike, None
 

@@ -91,8 +91,6 @@ class Session:
         self._epochs: list[Epoch] = []
         self._late: list[Task[None]] = []
         self._pipelines: dict[Any, KerasPipeline] = {}
-        self._compiled: Any = None
-        """The call of `compile` that `_pipelines` belong to."""
         self.validation: Feed | None = None
         """The feed of validation data, kept over the epochs of a running `fit`."""
         self.callbacks: keras.callbacks.CallbackList | None = None
@@ -172,12 +170,10 @@ class Session:
 
         They are made again after `compile`, because a model's `call` may do something else since then.
         """
-        if self._compiled is not (latest := compilation(self.model)):
-            self._compiled, self._pipelines = latest, {}
         options = self.effective_options
         owners = variables_of(self.model, "predict")
         variables = tuple(map(id, owners.trainable)), tuple(map(id, owners.non_trainable))
-        key = (mode == "train", options, tuple(map(id, self.model.layers)), variables)
+        key = (mode == "train", options, tuple(map(id, self.model.layers)), variables, compilation(self.model))
         if key not in self._pipelines:
             self._pipelines = {old: known for old, known in self._pipelines.items() if old[1:] == key[1:]}
             self._pipelines[key] = make_keras_pipeline(self.model, mode, options)

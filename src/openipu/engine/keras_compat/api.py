@@ -236,14 +236,16 @@ def compilation(model: keras.Model) -> Any:
 
 def loss_reductions(model: keras.Model) -> set[str]:
     """How the losses of a compiled and built model combine samples: "sum", "sum_over_batch_size" and so on."""
-    losses = [entry.loss for entry in getattr(model._compile_loss, "_flat_losses", None) or ()]
-    return {loss.reduction for loss in losses if isinstance(loss, keras.losses.Loss)}
+    return {loss.reduction for loss in _losses(model) if isinstance(loss, keras.losses.Loss)}
 
 
 def sparse_losses(model: keras.Model) -> list[keras.losses.Loss]:
     """The sparse categorical crossentropies among the losses of a compiled and built model."""
-    losses = [entry.loss for entry in getattr(model._compile_loss, "_flat_losses", None) or ()]
-    return [loss for loss in losses if is_sparse(loss)]
+    return [loss for loss in _losses(model) if is_sparse(loss)]
+
+
+def _losses(model: keras.Model) -> list[Any]:
+    return [entry.loss for entry in getattr(model._compile_loss, "_flat_losses", None) or ()]
 
 
 def is_sparse(loss: keras.losses.Loss) -> bool:
