@@ -225,7 +225,9 @@ def test_a_run_of_several_fits(tmp_path, caplog):
     parts, end = fit("parts", 3, epochs=4, initial_epoch=3)
     assert equal(end, whole)
     assert end[1] == [0, 1, 2, 3]
+    assert "nothing is left to train" not in caplog.text
     assert equal(fit("parts", 4, epochs=4, initial_epoch=3)[1], whole), "the same fit has nothing left to do"
+    assert "The newest checkpoint has all 4 epochs: nothing is left to train" in caplog.text
     model = network()
     assert ipu.callbacks.Checkpoint(tmp_path / "parts").load_weights(model) == 4 * 10
     assert equal(model.get_weights(), parts.get_weights())

@@ -214,6 +214,36 @@ def test_keras_models_and_losses_inside_model_fn(tmp_path):
     assert result["loss"] == pytest.approx(float(plain) + result["penalty"], abs=0.3)
 
 
+@pytest.mark.parametrize("wrap", [lambda o: o, lambda o: keras.optimizers.LossScaleOptimizer(o, initial_scale=1.0)])
+def test_another_learning_rate_counts_when_training_goes_on(tmp_path, wrap):
+    def goes_on(rate):
+        net = {"net": lambda x: keras.layers.Dense(3)(x) * 1.0}
+        return estimator(tmp_path, optimizer=lambda: wrap(keras.optimizers.SGD(rate)), params=net)
+
+    def kernel():
+        return goes_on(0.0).get_variable_value("dense/kernel")
+
+    goes_on(0.5).train(looped(), steps=4)
+    before = kernel()
+    goes_on(0.0).train(looped(), steps=4)
+    np.testing.assert_array_equal(kernel(), before)
+    goes_on(0.0).train(looped(), steps=4)  # the checkpoint knows which rate it has now
+    goes_on(0.5).train(looped(), steps=4)
+    assert np.abs(kernel() - before).max() > 0.01
+
+
+def test_a_learning_rate_that_model_fn_halves_in_each_step_goes_on(tmp_path):
+    def fn(features, labels, mode):
+        loss = cross_entropy(labels, keras.layers.Dense(3)(features))
+        optimizer = keras.optimizers.SGD(0.5)
+        optimizer.learning_rate = optimizer.learning_rate * 0.5
+        return EstimatorSpec(mode, loss=loss, train_op=optimizer.minimize(loss))
+
+    for steps in (4, 4):
+        parts = IPUEstimator(fn, tmp_path / "parts", run_config()).train(looped(), steps=steps)
+    assert_same(parts, IPUEstimator(fn, tmp_path / "whole", run_config()).train(looped(), steps=8))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_model_fn_computes_the_learning_rate(tmp_path, replicas):

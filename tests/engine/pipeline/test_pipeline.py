@@ -402,6 +402,34 @@ def test_a_checkpoint_of_stages_goes_on_without_them(tmp_path: pathlib.Path) -> 
     configure(4)
 
 
+@pytest.mark.parametrize("there", [[0, 0, 1, 1], None])
+def test_a_checkpoint_from_the_middle_of_an_epoch_goes_on_elsewhere(
+    tmp_path: pathlib.Path, there: list[int] | None
+) -> None:
+    """From stages to one device, and the other way round: weights and the metrics of the whole epoch."""
+
+    def on(stages: list[int] | None, *callbacks: Any) -> tuple[keras.Model, dict[str, list[float]]]:
+        configure(4 if stages else 2)
+        model = made(dense, stages, optimizer="adam", per_execution=4)
+        return model, fit(model, epochs=2, callbacks=list(callbacks))
+
+    def stop(batch: int) -> None:
+        if batch >= 8:
+            raise KeyboardInterrupt
+
+    elsewhere = None if there else [0, 0, 1, 1]
+    whole, expected = on(there)
+    interrupt = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: stop(batch))  # noqa: ARG005
+    with pytest.raises(KeyboardInterrupt):
+        on(there, ipu.callbacks.Checkpoint(tmp_path / "a", max_share=1), interrupt)
+    assert {path.name for path in (tmp_path / "a").glob("*")} == {"8"}  # of 16 steps of an epoch
+    again, history = on(elsewhere, ipu.callbacks.Checkpoint(tmp_path / "a", max_share=1))
+    replication.assert_close(again.get_weights(), whole.get_weights())
+    for name, values in expected.items():
+        assert history[name] == pytest.approx(values, abs=1e-5), name
+    configure(4)
+
+
 def test_saved_and_loaded_with_its_stages(tmp_path: pathlib.Path) -> None:
     model = made(dense, [0, 0, 1, 1], optimizer="adam")
     fit(model)

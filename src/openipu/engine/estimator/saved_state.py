@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from jax.typing import ArrayLike
 from .model_steps import ModelProgram
 from .model_trace import DiscoveredModel, initial_values
 from .variable_ledger import Made
+
+log = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
 Values = dict[str, Any]
@@ -42,6 +45,8 @@ class Saved:
     """The number of examples in a full batch at that time; 0 if unknown."""
     parts: tuple[int, ...] = ()
     """The batches that each instance has read of its own data, if they had any."""
+    rates: dict[str, float] = field(default_factory=dict)
+    """The learning rates that model_fn has given to optimizers, by name. Their values now are in `optimizer`."""
 
     @property
     def nbytes(self) -> int:
@@ -64,6 +69,7 @@ class Saved:
         """The content of a checkpoint."""
         return {
             "position": {**self._counts(), "parts": ",".join(map(str, self.parts))},
+            "rates": self.rates,
             "order": "\n".join(self.variables),
             "variables": self.variables,
             "optimizer": self.optimizer,
@@ -79,7 +85,8 @@ def of_first(found: Saved | None) -> Saved | None:
 
 def load(checkpoints: Checkpoints, step: int | None = None) -> Saved:
     """The checkpoint of `step`, by default the newest one that is intact."""
-    at, tree = checkpoints.restore({"position": None, "order": "", "variables": None, "optimizer": None}, step)
+    like = {"position": None, "order": "", "variables": None, "optimizer": None, "rates": None}
+    at, tree = checkpoints.restore(like, step)
     values, names = tree["variables"], tree["order"].split("\n")
     position = {name: tree["position"].get(name, 0) for name in ("global_step", "batches", "examples", "batch_size")}
     missing = [name for name in names if name not in values] + [
@@ -94,7 +101,7 @@ def load(checkpoints: Checkpoints, step: int | None = None) -> Saved:
         )
     parts = tuple(int(part) for part in str(tree["position"].get("parts", "")).split(",") if part.isdecimal())
     variables = {name: values[name] for name in names}
-    return Saved(variables=variables, optimizer=tree["optimizer"], parts=parts, **position)
+    return Saved(variables=variables, optimizer=tree["optimizer"], parts=parts, rates=tree["rates"], **position)
 
 
 def load_from(name: str, path: str | Path) -> Saved:
@@ -119,7 +126,7 @@ def locate(path: str | Path) -> tuple[Path, int | None]:
 def fresh(model: DiscoveredModel) -> Saved:
     """The initial values, before the first step."""
     variables = _in_order(model, initial_values(model, "trainable") | initial_values(model, "non_trainable"))
-    return Saved(0, 0, variables, initial_values(model, "optimizer"))
+    return Saved(0, 0, variables, initial_values(model, "optimizer"), rates=_rates(model))
 
 
 def snapshot(program: ModelProgram, state: State, global_step: int, batches: int) -> Saved:
@@ -134,14 +141,15 @@ def snapshot(program: ModelProgram, state: State, global_step: int, batches: int
         )
     }
     variables = _in_order(model, parts["trainable"] | parts["non_trainable"])
-    return Saved(global_step, batches, variables, parts["optimizer"])
+    return Saved(global_step, batches, variables, parts["optimizer"], rates=_rates(model))
 
 
 def restored(program: ModelProgram, saved: Saved, where: str) -> State:
     """The state of a program with saved values, on its devices. `where` names the source of the values in errors."""
     model = program.model
     _check(model, saved, where)
-    optimizer = [_value(saved.optimizer, name, made) for name, made in model.in_part("optimizer")]
+    slots = saved.optimizer | _new_rates(model, saved, where)
+    optimizer = [_value(slots, name, made) for name, made in model.in_part("optimizer")]
     parts = {
         part: [_value(saved.variables, name, made) for name, made in model.in_part(part)]
         for part in ("trainable", "non_trainable")
@@ -174,6 +182,20 @@ def warm(model: DiscoveredModel, start: Saved, source: Saved, patterns: tuple[st
 def _value(values: Values, name: str, made: Made) -> Array:
     """The saved value. A seed that was not saved, because only this mode has it, gets its initial value."""
     return jnp.asarray(values[name] if name in values else made.initial())
+
+
+def _rates(model: DiscoveredModel) -> dict[str, float]:
+    """The learning rates that model_fn gives to optimizers, by name. Schedules are not among them."""
+    slots = model.in_part("optimizer")
+    return {name: float(made.initial()) for name, made in slots if name.rpartition("/")[2] == "learning_rate"}
+
+
+def _new_rates(model: DiscoveredModel, saved: Saved, where: str) -> dict[str, np.ndarray]:
+    """The learning rates that model_fn has changed since `saved`. They replace the saved ones."""
+    new = {name: rate for name, rate in _rates(model).items() if saved.rates.get(name, rate) != rate}
+    for name, rate in new.items():
+        log.info("model_fn sets the learning rate to %s; it was %s for %s.", rate, saved.rates[name], where)
+    return {name: np.asarray(rate, np.asarray(saved.optimizer[name]).dtype) for name, rate in new.items()}
 
 
 def _check(model: DiscoveredModel, saved: Saved, where: str) -> None:

@@ -177,6 +177,11 @@ def _left(resume: ResumePoint, initial_epoch: int, epochs: int) -> range:
             "`epochs` is %d, but the newest checkpoint is in epoch %d (counted from 0): nothing is left to train. The "
             "weights are those of the checkpoint.", epochs, here,
         )  # fmt: skip
+    elif resume.ended and here == epochs - 1:
+        log.warning(
+            "The newest checkpoint has all %d epochs: nothing is left to train. Give more `epochs` to train further, "
+            "or another folder to start over.", epochs,
+        )  # fmt: skip
     return range(here, max(epochs, here + 1) if resume.ended else epochs)
 
 

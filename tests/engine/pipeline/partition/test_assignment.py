@@ -126,6 +126,13 @@ def test_reset() -> None:
     assert model.get_pipeline_stage_assignment()[0].pipeline_stage is None
 
 
+def test_a_model_without_layers_has_no_stages() -> None:
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, inputs)
+    model.set_pipeline_stage_assignment([])
+    assert not is_pipelined(model, options(model).stages)
+
+
 def test_the_model_has_changed() -> None:
     model = stack()
     model.set_pipeline_stage_assignment([0, 0, 1, 1])

@@ -151,7 +151,7 @@ def _late(graph: Graph, given: Sequence[int | None], stages: list[int]) -> tuple
 
     So later stages read inputs and variables themselves, and converted tensors do not travel, only their originals do.
     """
-    last = max(stages)
+    last = max(stages, default=0)
     uses: dict[int, int] = {}
     for i in reversed(range(len(stages))):
         node = graph.nodes[i]
