@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from benchmarks.measure import ROOT, Entry, make_peers, measure
 from benchmarks.models import CASES, LARGER
 
+PEERS = ["jax", "tensorflow"]
 TAIL = 3
 """Samples in the smaller last batch, where there is one."""
 
@@ -73,7 +74,8 @@ def medians(values: dict[str, list[float]]) -> dict[str, float]:
 def table(results: Results, whos: list[str], machine: str) -> str:
     """Markdown: medians of everyone, and ours against plain Keras on JAX and against the best peer."""
     peers = [who for who in whos if who != "openipu"]
-    lines = [f"Measured on {machine}; command: `python -m benchmarks.first_step`.", ""]
+    options = "" if peers == PEERS else f" --peers {' '.join(peers)}"
+    lines = [f"Measured on {machine}; command: `python -m benchmarks.first_step{options}`.", ""]
     lines += ["The first step is counted from calling `fit`, and then from the beginning of making the model.", ""]
     columns = ["model", "steps per execution", "last partial batch"]
     columns += ["first step, s", *(f"Keras on {p}, s" for p in peers), "this / Keras on jax"]
@@ -121,7 +123,7 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.first_step")
     parser.add_argument("--models", nargs="+", default=["cnn", "cifar", *LARGER], choices=list(CASES))
-    parser.add_argument("--peers", nargs="+", default=["jax", "tensorflow"], help="backends of plain Keras, jax first")
+    parser.add_argument("--peers", nargs="+", default=PEERS, help="backends of plain Keras, jax first")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--own-peers", action="store_true", help="run the peers in this environment")
     parser.add_argument("--machine", default=f"{os.cpu_count()} cores ({platform.machine()})")

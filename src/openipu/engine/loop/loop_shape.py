@@ -13,7 +13,7 @@ from jax import lax
 from jax.extend.core import Jaxpr, jaxpr_as_fun
 
 SMALL_STEP = 300
-"""An update with at most this many equations is small: launching its kernels costs more than running them."""
+"""An update that runs at most this many equations is small: launching its kernels costs more than running them."""
 
 
 def prefers_known_length(platform: str) -> bool:
@@ -47,11 +47,15 @@ def repeat(body: Callable[[Any, Tree], Tree], carry: Tree, count: Array | int, m
 
 
 def unrolled(size: int) -> int:
-    """How many updates of so many equations run in a row."""
+    """How many updates that run so many equations follow each other without the loop."""
     return 4 if size <= SMALL_STEP else 1
 
 
 def equations(jaxpr: Jaxpr) -> int:
-    """The number of equations in a traced program, including those of programs inside it."""
-    inner = [getattr(p, "jaxpr", p) for eqn in jaxpr.eqns for p in eqn.params.values()]
-    return len(jaxpr.eqns) + sum(equations(p) for p in inner if hasattr(p, "eqns"))
+    """The number of equations that a traced program runs. Those of a scan, as in an LSTM, run in each iteration."""
+    count = len(jaxpr.eqns)
+    for eqn in jaxpr.eqns:
+        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        inner = [getattr(p, "jaxpr", p) for p in eqn.params.values()]
+        count += times * sum(equations(p) for p in inner if hasattr(p, "eqns"))
+    return count
