@@ -772,6 +772,20 @@ KERAS_COMPAT = [
 
 PROGRAM = [
     mutant(
+        "frozen-layers-do-not-count-in-device-programs",
+        "engine/program/user_program.py",
+        "if known is None or known.trainable != known.needs.trainable:",
+        "if known is None:",
+        f"{PROGRAMS}::test_layers_that_are_frozen_between_two_runs",
+    ),
+    mutant(
+        "counts-of-device-programs-may-differ",
+        "engine/program/user_program.py",
+        "        if replicas.count > 1:\n            mention",
+        "        if replicas.count > 9:\n            mention",
+        f"{PROGRAMS}::test_counts_that_differ_between_replicas_are_mentioned",
+    ),
+    mutant(
         "replicas-take-the-same-elements",
         "engine/program/infeed.py",
         "return np.stack(rows).reshape(count, len(fed), *rows[0].shape)",

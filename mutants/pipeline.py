@@ -21,6 +21,13 @@ STATISTICS = f"{PAIRS}::test_statistics_of_replicas_in_an_incomplete_update_insi
 
 RUNTIME = [
     mutant(
+        "frozen-layers-do-not-count-in-pipelines-of-functions",
+        "engine/pipeline/build/function_pipeline.py",
+        "return runner.trainable == runner.variables.trainable",
+        "return True",
+        "public/test_pipelining_ops.py::test_layers_that_are_frozen_between_two_runs",
+    ),
+    mutant(
         "each-stage-decides-about-an-overflow",
         "engine/pipeline/runtime/stage_update.py",
         "finite = lax.psum(wrong, STAGE_AXIS) == 0",

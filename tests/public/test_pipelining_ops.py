@@ -149,3 +149,37 @@ def test_a_variable_without_a_gradient_is_an_error() -> None:
     trained_with(first, [used.kernel])
     assert not np.array_equal(used.kernel.numpy(), before[0])
     np.testing.assert_array_equal(idle.kernel.numpy(), before[1])
+
+
+def test_layers_that_are_frozen_between_two_runs() -> None:
+    """The same functions and the same shapes, so the compiled pipeline of the first run is at hand."""
+    first, last, optimizer = dense("first"), dense("last"), keras.optimizers.SGD(0.1)
+    for layer in (first, last):
+        layer.build((None, 3))
+    optimizer.build([*first.trainable_variables, *last.trainable_variables])
+
+    def loss(x: Any) -> Any:
+        return ops.mean(last(x))
+
+    def optimizer_function(loss: Any) -> Any:
+        return ipu.pipelining_ops.OptimizerFunctionOutput(optimizer, loss)
+
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = 2
+    config.configure_ipu_system()
+
+    def changed() -> list[bool]:
+        before = [layer.kernel.numpy() for layer in (first, last)]
+        with ipu.ipu_strategy.IPUStrategy().scope():
+            ipu.pipelining_ops.pipeline(
+                [first, loss], 4, inputs=[ops.ones((2, 3))], optimizer_function=optimizer_function
+            )
+        after = [layer.kernel.numpy() for layer in (first, last)]
+        return [not np.array_equal(a, b) for a, b in zip(before, after, strict=True)]
+
+    assert changed() == [True, True]
+    first.trainable = False
+    with pytest.raises(ValueError, match="built for 4 trainable weights, but there are 2 now"):
+        changed()
+    first.trainable = True
+    assert changed() == [True, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import openipu as ipu
@@ -165,6 +166,42 @@ def test_training_equals_fit(replicas):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(metric.result(), history.history["loss"][0], rtol=1e-5)
     assert int(optimizer.iterations.value) == 12
+
+
+def test_layers_that_are_frozen_between_two_runs(one):
+    x, y = (part[0] for part in batches(1))
+    with one.scope():
+        model, optimizer = small_model(), keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+
+    def step():
+        ipu.training.minimize(optimizer, lambda: mse(model, x, y), model.trainable_variables)
+
+    def changed():
+        before = model.get_weights()
+        one.run(step)
+        return [not np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True)]
+
+    assert changed() == [True] * 4
+    model.layers[0].trainable = False
+    assert changed() == [False, False, True, True]
+    model.layers[0].trainable = True
+    assert changed() == [True] * 4
+    assert compiled(step) == 1, "a program that is out of date is not kept"
+
+
+def test_counts_that_differ_between_replicas_are_mentioned(caplog):
+    calls, rows = (keras.Variable(0, dtype="int32", trainable=False, name=name) for name in ("calls", "rows"))
+
+    def count():
+        calls.assign_add(1)
+        rows.assign_add(1 + ipu.replication_ops.replication_index())
+
+    with caplog.at_level(logging.WARNING, "openipu"):
+        strategy(2).run(count)
+    assert (int(calls), int(rows)) == (1, 1)
+    assert "The state 'rows' consists of whole numbers and differs between replicas" in caplog.text
+    assert "'calls'" not in caplog.text
 
 
 def test_moving_statistics_and_metrics_agree_over_replicas():

@@ -19,10 +19,14 @@ class KeptPrograms(Generic[T]):
         self._most, self._lock = most, threading.RLock()
         self._values: OrderedDict[tuple[Placement, Hashable], T] = OrderedDict()
 
-    def get(self, place: Placement, key: Hashable, make: Callable[[], T]) -> T:
-        """The value for a key, made if it is not there. Making one drops all values of older configurations."""
+    def get(
+        self, place: Placement, key: Hashable, make: Callable[[], T], is_current: Callable[[T], bool] = lambda _: True
+    ) -> T:
+        """The value for a key, made if none is there that `is_current`. Values of older configurations are dropped."""
         whole = (place, key)
         with self._lock:
+            if whole in self._values and not is_current(self._values[whole]):
+                del self._values[whole]
             if whole not in self._values:
                 for old in [old for old in self._values if old[0].generation != place.generation]:
                     del self._values[old]

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from openipu.engine.core.differing import mention_differing
 from openipu.engine.core.model_state import assign, unshared, values_of, variables_of
 from openipu.engine.core.state import Mode, State
 from openipu.engine.core.state_layout import ReplicaLayout, StateLayout
@@ -21,8 +22,6 @@ from openipu.engine.types import Array
 
 import jax
 import keras
-
-from .notices import mention_differing
 
 log = logging.getLogger("openipu")
 

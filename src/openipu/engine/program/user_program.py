@@ -21,6 +21,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from openipu.engine.core.differing import mention_differing
 from openipu.engine.core.replicated_step import one_of_several
 from openipu.engine.devices import group, same_values, systems, transfer
 from openipu.engine.devices.current_system import system_of
@@ -82,6 +83,17 @@ class Needs:
         """Whether the program calls Python while it runs. See [Note: programs that visit the host]."""
         return bool(self.fetched or self.outfeeds)
 
+    @property
+    def moving(self) -> list[int]:
+        """Where in `state` there are moving statistics, counts and the like, and no weights, metrics or optimizers."""
+        own = {id(v) for optimizer in self.optimizers for v in optimizer.variables}
+        return [i for i, v in enumerate(self.state) if not (v.trainable or id(v) in own or _adds_up(v))]
+
+    @property
+    def trainable(self) -> list[bool]:
+        """Which of its variables are trainable now. A program that was made when others were is out of date."""
+        return [v.trainable for v in (*self.state, *self.constants)]
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -90,6 +102,7 @@ class Kept:
     needs: Needs
     program: CompiledProgram
     stand_ins: Sequence[FeedArgument]
+    trainable: list[bool]
 
     def sources(self, call: CallArguments) -> dict[int, InfeedSource]:
         """The sources that a call feeds to the program, by those of the stand-ins that it uses."""
@@ -122,11 +135,14 @@ class UserProgram:
             recorded("run", getattr(self._fn, "__name__", "program"), together=True),
         ):
             with self._lock, contextlib.suppress(NotInProgram):
-                if call.key not in self.programs:
+                known = self.programs.get(call.key)
+                if known is None or known.trainable != known.needs.trainable:
+                    self.programs.pop(call.key, None)
                     traced = call.with_stand_ins()
                     with calls.doing("plan"):
                         needs = self._discover(traced)
-                    self.programs[call.key] = Kept(needs, self._compile(needs, traced), traced.feeds)
+                    program = self._compile(needs, traced)
+                    self.programs[call.key] = Kept(needs, program, traced.feeds, needs.trainable)
             if call.key in self.programs:
                 return self._launch(self.programs[call.key], call)
         # The function runs a pipeline, which is a program of its own and all that the function does on devices.
@@ -215,12 +231,9 @@ class UserProgram:
         replicas = self._place.replicas
         if replicas.count == 1:
             return new
-        own = {id(v) for optimizer in needs.optimizers for v in optimizer.variables}
-
         found = [replicas.sum(a) if _adds_up(v) else a for v, a in zip(needs.state, new, strict=True)]
-        moving = [i for i, v in enumerate(needs.state) if not (v.trainable or id(v) in own or _adds_up(v))]
-        means = mean_where_changed(replicas, [new[i] for i in moving], [old[i] for i in moving])
-        for i, mean in zip(moving, means, strict=True):
+        means = mean_where_changed(replicas, [new[i] for i in needs.moving], [old[i] for i in needs.moving])
+        for i, mean in zip(needs.moving, means, strict=True):
             found[i] = mean
         return found
 
@@ -267,6 +280,8 @@ class UserProgram:
                 if feed.error is not None:
                     raise feed.error from None
             raise
+        if replicas.count > 1:
+            mention_differing([needs.state[i] for i in needs.moving], [state[i] for i in needs.moving])
         for variable, value in zip(needs.state, state, strict=True):
             self._give(variable, value)
         for feed, count in zip(needs.fetched, taken, strict=True):

@@ -47,6 +47,11 @@ class _Variables:
     weights: tuple[tuple[int, ...], ...]
     state: tuple[tuple[int, ...], ...]
 
+    @property
+    def trainable(self) -> list[bool]:
+        """Which of them are trainable now."""
+        return [v.trainable for v in (*self.trained, *self.others)]
+
     @contextlib.contextmanager
     def bound(self, stage: int, weights: Arrays, state: Arrays) -> Iterator[NewState]:
         """While active, the variables of a stage have these values. Yields a function that returns the new state."""
@@ -78,6 +83,7 @@ class Runner:
     loop: StageLoop
     layout: StageLayout
     place: Placement
+    trainable: list[bool]
 
     def run(self, body: Tree, count: int) -> Tree:
         """Run `count` micro-batches per replica and update the variables. Returns the results of each micro-batch."""
@@ -107,7 +113,12 @@ def runner(request: Request, element: Tree) -> Runner:
     systems.reserve()
     place = placement_on(system_of(request.ordinal), request.pipelining.device_count)
     shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves(element))
-    return _runners.get(place, (request.key, shapes), lambda: _make(request, element, place))
+    return _runners.get(place, (request.key, shapes), lambda: _make(request, element, place), _is_current)
+
+
+def _is_current(runner: Runner) -> bool:
+    """Whether the same variables are trainable as when the pipeline was made."""
+    return runner.trainable == runner.variables.trainable
 
 
 def _make(request: Request, element: Tree, place: Placement) -> Runner:
@@ -117,7 +128,7 @@ def _make(request: Request, element: Tree, place: Placement) -> Runner:
     paths = [v.path for v in variables.trained]
     check = gradient_check(functions, variables, paths) if optimizer is not None else None
     loop, layout = make_loop("pipeline", Outcome("all", check=check), model, request.pipelining, place)
-    return Runner(variables, optimizer, loop, layout, place)
+    return Runner(variables, optimizer, loop, layout, place, variables.trainable)
 
 
 def _discover(

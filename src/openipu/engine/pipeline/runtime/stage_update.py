@@ -254,7 +254,7 @@ def _check_stages(optimizer: keras.optimizers.Optimizer, variables: Sequence[ker
     if built != len(variables):
         raise ValueError(
             f"{inner.name!r} was built for {built} trainable weights, but there are {len(variables)} now. Call "
-            "`compile` again after freezing or unfreezing layers."
+            "`compile` again, or make a new optimizer, after freezing or unfreezing layers."
         )
     if inner.global_clipnorm and inner.gradient_accumulation_steps:
         raise ValueError(
