@@ -10,6 +10,7 @@ ValueError: `epochs` is 0. Give a whole number of 1 or more.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import math
 import numbers
@@ -235,6 +236,21 @@ def a(value: object) -> str:
     """The type of `value` for a sentence: "an int", "a dict"; None is just "None"."""
     name = type(value).__name__
     return "None" if value is None else f"{_article(name)} {name}"
+
+
+def options(given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise if `given` has the name of an option that is not among the known ones, and say what was probably meant."""
+    names = list(known)
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            hint = f"Did you mean `{near[0]}`?" if near else f"The options are {', '.join(names)}."
+            raise ValueError(f"There is no option `{name}`. {hint}")
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun for a sentence: "1 replica", "2 replicas"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _class(kind: type) -> str:

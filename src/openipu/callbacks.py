@@ -349,8 +349,8 @@ def _parsed(fit: dict[str, Any], instance: int | None) -> tuple[Position, dict[s
     ):
         saved = f"{len(position)} instances with data of their own" if isinstance(position, list) else "shared data"
         raise ValueError(
-            f"it was saved with {saved}, so this run, with {group.count()} instance(s), cannot find its place in the "
-            "data; `Checkpoint.load_weights` loads the weights alone"
+            f"it was saved with {saved}, so this run, with {validate.counted(group.count(), 'instance')}, cannot find "
+            "its place in the data; `Checkpoint.load_weights` loads the weights alone"
         )
     return Position.from_json(fit["position"] if instance is None else position[instance]), history, callbacks
 

@@ -86,8 +86,8 @@ class IPURunConfig:
         requests = freeze(self.ipu_options).requests
         if self.ordinal >= len(requests):
             raise ValueError(
-                f"`ordinal` is {self.ordinal}, but only {len(requests)} system(s) are configured, numbered from 0. Set "
-                "`auto_select_ipus` to a list with the number of devices of each system."
+                f"`ordinal` is {self.ordinal}, but the configuration has {validate.counted(len(requests), 'system')}, "
+                "numbered from 0. Set `auto_select_ipus` to a list with the number of devices of each system."
             )
         request = requests[self.ordinal]
         # Devices chosen by index are counted when a run begins.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from openipu import _validate as validate
 from openipu.engine.devices import group, systems
@@ -71,6 +71,11 @@ class IPUStrategyV1:
     def supports_loss_scaling(self) -> bool:
         """Whether mixed precision with a scaled loss works."""
         return True
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError("A strategy is not a context itself. Write `with strategy.scope():`.")
+
+    def __exit__(self, *_: object) -> None: ...
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[IPUStrategyV1]:

@@ -181,7 +181,7 @@ def _check_call(function: Callable[..., Any], what: str, carry: list[Any], infee
         more = f" and {len(positional) + len(named)} from the infeed queue" if infeed is not None else ""
         raise TypeError(
             f"The loop's {what} {getattr(function, '__name__', function)}{signature} cannot be called with "
-            f"{len(carry)} input(s){more}: {error}. It must take these arguments, in this order."
+            f"{validate.counted(len(carry), 'input')}{more}: {error}. It must take these arguments, in this order."
         ) from None
 
 
@@ -207,8 +207,8 @@ def _checked(result: Tree, first: list[Any]) -> list[Any]:
     values = [part for part, operation in zip(parts, operations, strict=True) if not operation]
     if len(values) != len(first):
         raise TypeError(
-            f"A loop's body or a branch returned {len(values)} value(s), but `inputs` has {len(first)}. Return one new "
-            "value for each input."
+            f"A loop's body or a branch returned {validate.counted(len(values), 'value')}, but `inputs` has "
+            f"{len(first)}. Return one new value for each input."
         )
     return [jax.tree.map(_same_kind, old, new) for old, new in zip(first, values, strict=True)]
 

@@ -104,6 +104,12 @@ def test_modules_keep_their_own_names():
 # --- idioms of Keras 2
 
 
+def test_the_older_name_of_steps_per_execution():
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse", experimental_steps_per_execution=8)
+    assert model.steps_per_execution == 8
+
+
 def test_learning_rates_and_their_decay():
     optimizer = tf.keras.optimizers.SGD(lr=0.5, decay=0.1)
     weight = keras.Variable(np.zeros(1, np.float32))

@@ -100,7 +100,7 @@ def test_mnist_on_two_devices():
     sizes = {"--samples": "300", "--epochs": "2", "--batch-size": "8", "--ipus": "2"}
     result = command("mnist", "--no-compare", *(word for option in sizes.items() for word in option))
     assert result.returncode == 0, result.stderr
-    assert "2 device(s), micro-batch 8, 38 steps per epoch, 19 steps per execution" in result.stdout
+    assert "2 devices, micro-batch 8, 38 steps per epoch, 19 steps per execution" in result.stdout
     losses = [float(loss) for loss in re.findall(r"epoch \d/2  loss ([\d.]+)", result.stdout)]
     assert len(losses) == 2
     assert losses[1] < losses[0], "the loss must fall"

@@ -126,6 +126,11 @@ def test_an_exception_ends_the_scope():
     assert not ipu.ipu_strategy.has_strategy()
 
 
+def test_the_scope_is_the_context():
+    with pytest.raises(TypeError, match=r"Write `with strategy\.scope\(\):`"), ipu.ipu_strategy.IPUStrategy():
+        pass
+
+
 def test_nested_scopes():
     outer, inner = ipu.ipu_strategy.IPUStrategy(), ipu.ipu_strategy.IPUStrategy()
     new = keras.Model.__new__

@@ -36,7 +36,7 @@ def command(*arguments, **environment):
         (["--schedule", "GPipe"], "--schedule GPipe is for a pipeline. Add --stages 2"),
         (["--stages", "2", "--gradient-accumulation-count", "100000000"], "4096"),
         (["--stages", "2", "--schedule", "Groupt"], "Did you mean 'Grouped'?"),
-        (["--stages", "2", "--gradient-accumulation-count", "6"], "6, which is not a multiple of 4"),
+        (["--stages", "2", "--gradient-accumulation-count", "6"], "needs a multiple of 4 micro-batches, not 6"),
         (
             ["--steps-per-execution", "5", "--gradient-accumulation-count", "2"],
             "of the 2 micro-batches of an update (--gradient-accumulation-count). Give 6",
@@ -86,7 +86,7 @@ def test_cifar10_trains_on_real_images_and_compares(tmp_path):
     np.savez(tmp_path / "cifar10.npz", **arrays)
     result = command("cifar10", *SMALL, "160", "--profile", str(tmp_path / "out"), OPENIPU_DATA=str(tmp_path))
     assert result.exit_code == 0, result.output
-    assert "160 images of CIFAR-10, 1 device(s), micro-batch 8, 20 steps per epoch, 20 steps per" in result.stdout
+    assert "160 images of CIFAR-10, 1 device, micro-batch 8, 20 steps per epoch, 20 steps per" in result.stdout
     assert "STAND-IN" not in result.stderr
     assert len(epochs(result.stdout)) == 2
     assert re.search(r"test +loss [\d.]+  accuracy [\d.]+", result.stdout)
@@ -100,7 +100,7 @@ def test_a_pipeline_learns(name):
     result = command(name, *SMALL, "320", "--stages", "2", "--ipus", "4", "--no-compare")
     assert result.exit_code == 0, result.output
     assert "STAND-IN DATA" in result.stderr
-    assert "4 device(s), 2 replica(s) of 2 stages (Grouped), 8 micro-batches per update" in result.stdout
+    assert "4 devices, 2 replicas of 2 stages (Grouped), 8 micro-batches per update" in result.stdout
     assert "40 steps per epoch, 24 steps per execution" in result.stdout
     first, second = epochs(result.stdout)
     assert second < first, "the loss must fall"
@@ -111,6 +111,6 @@ def test_accumulation_interleaved_with_launches():
     sizes = ["--gradient-accumulation-count", "2", "--steps-per-execution", "4"]
     result = command("mnist", *SMALL, "320", *sizes, "--no-compare")
     assert result.exit_code == 0, result.output
-    assert "1 device(s), 2 micro-batches per update, micro-batch 8, 40 steps per epoch, 4 steps per" in result.stdout
+    assert "1 device, 2 micro-batches per update, micro-batch 8, 40 steps per epoch, 4 steps per" in result.stdout
     first, second = epochs(result.stdout)
     assert second < first, "the loss must fall"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import openipu as ipu
+from openipu import _validate as validate
 from openipu.datasets import Dataset, StandInDataWarning
 
 import keras
@@ -115,9 +116,10 @@ def describe(demo: Demo, loaded: Dataset) -> str:
 
 def describe_split(options: Options) -> str:
     """The devices and what they do."""
-    parts = [f"{options.devices} device(s)"]
+    parts = [validate.counted(options.devices, "device")]
     if options.stages > 1:
-        parts.append(f"{options.replicas} replica(s) of {options.stages} stages ({options.schedule or 'Grouped'})")
+        replicas = validate.counted(options.replicas, "replica")
+        parts.append(f"{replicas} of {options.stages} stages ({options.schedule or 'Grouped'})")
     if options.accumulated > 1:
         parts.append(f"{options.accumulated} micro-batches per update")
     return ", ".join(parts)

@@ -43,7 +43,7 @@ def devices():
     import jax
     found = jax.devices()
     kinds = ", ".join(dict.fromkeys(device.device_kind for device in found))
-    return f"{len(found)} x {found[0].platform} ({kinds})"
+    return f"{len(found)} x {found[0].platform}" + (f" ({kinds})" if kinds != found[0].platform else "")
 
 def answer(ask):
     try:

@@ -6,6 +6,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
+from openipu import _validate as validate
 from openipu.engine.facts.values import PipelineFacts, Report, RunFacts
 from openipu.engine.report.files import PAGE, read
 from openipu.engine.report.summary import Measure, advice, headline, measures, parts
@@ -128,7 +129,7 @@ def _plan(run: RunFacts) -> tuple[str, str]:
     where = (
         "nothing launched"
         if place is None
-        else f"{place.replicas} replica(s) of {place.devices} x {place.device}, "
+        else f"{validate.counted(place.replicas, 'replica')} of {place.devices} x {place.device}, "
         f"effective batch {place.effective_batch} ({place.batch_size} x {place.accumulation} x {place.replicas})"
     )
     return where, _schedule(pipeline)

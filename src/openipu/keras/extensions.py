@@ -32,6 +32,10 @@ from .pipelining import PipeliningExtension, saved_stages
 
 OPTIONS_FILE = "openipu.json"
 _SHARDING, _OFFLOADING = "replicated_optimizer_state_sharding", "offload_weight_update_variables"
+_ACCUMULATION = (
+    "gradient_accumulation_steps_per_replica", "gradient_accumulation_reduction_method", "dtype", _SHARDING,
+    _OFFLOADING, "name", "use_v2_gradient_accumulation_optimizer",
+)  # fmt: skip
 
 
 class ModelExtension(PipeliningExtension):
@@ -171,10 +175,7 @@ class ModelExtension(PipeliningExtension):
                 )
         if validate.flag("use_v2_gradient_accumulation_optimizer", use_v2_gradient_accumulation_optimizer):
             validate.no_effect({"use_v2_gradient_accumulation_optimizer": "there is only one implementation"})
-        known = ("dtype", _SHARDING, _OFFLOADING, "name")
-        unknown = sorted(set(extra) - set(known))
-        if unknown:
-            raise ValueError(f"There are no options {unknown}. The options are {', '.join(known)}.")
+        validate.options(extra, _ACCUMULATION)
         old = self._ipu_session.options
         count = validate.count(
             "gradient_accumulation_steps_per_replica", gradient_accumulation_steps_per_replica, optional=True
@@ -305,9 +306,7 @@ def _check_feed_options(options: dict[str, Any], name: str, own: tuple[str, ...]
     for key in own:
         if key in options:
             raise ValueError(f"`{key}` is set by the model itself. Give only `{name}`.")
-    unknown = sorted(set(options) - {name, "optimise_latency"})
-    if unknown:
-        raise ValueError(f"There are no options {unknown}. Give only `{name}`.")
+    validate.options(options, (name, "optimise_latency"))
     if validate.flag("optimise_latency", options.get("optimise_latency", False)):
         validate.no_effect({"optimise_latency of a model's feeds": "batches and logs are never held back"})
 

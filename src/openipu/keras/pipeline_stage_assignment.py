@@ -274,8 +274,8 @@ def collected(model: keras.Model, calls: Sequence[Node], given: object) -> list[
 def _collect(model: keras.Model, expected: list[Any], given: object) -> Iterator[int]:
     if not isinstance(given, list):
         raise ValueError(
-            f"`pipeline_stage_assignment` is {given!r}, but it must be a list. Change the list that "
-            "`get_pipeline_stage_assignment` returns."
+            f"The `pipeline_stage_assignment` has {given!r} where the layers of a nested model are. Change the list "
+            "that `get_pipeline_stage_assignment` returns."
         )
     if len(given) != len(expected):
         raise ValueError(

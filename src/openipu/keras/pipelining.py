@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -85,6 +86,11 @@ class PipeliningExtension:
                 print_fn(str(found))
             self._set_ipu_options(stages=_table(found.calls, found.stages), opening=found.opening)
             return
+        if not isinstance(pipeline_stage_assignment, list):
+            raise ValueError(
+                f"`pipeline_stage_assignment` is {pipeline_stage_assignment!r}. Give the list that "
+                '`get_pipeline_stage_assignment` returns, with stages filled in, or "auto" with the number of `stages`.'
+            )
         graph, calls = _calls(self, inputs)
         if stages is not None:
             raise ValueError(f'`stages` is {stages}, but the assignment is a list. Give `stages` only with "auto".')
@@ -295,8 +301,8 @@ def _refuse(more: dict[str, Any]) -> None:
                 f"`{name}` cannot be used with Keras models, which report a loss and metrics. Leave it out, or use "
                 "`ipu.ops.pipelining_ops.pipeline`."
             )
-        if name not in (*_FLAGS, *_OTHERS, "continuous_weight_updates", "name"):
-            raise ValueError(f"There is no pipelining option {name!r}. See `help(model.set_pipelining_options)`.")
+    own = inspect.signature(PipeliningExtension.set_pipelining_options).parameters
+    validate.options(more, [*(set(own) - {"self", "more"}), *_FLAGS, *_OTHERS, "continuous_weight_updates", "name"])
 
 
 def _check_more(more: dict[str, Any]) -> None:

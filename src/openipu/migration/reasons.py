@@ -34,8 +34,8 @@ _ACTIVATIONS: Final = "relu6?|elu|selu|sigmoid|tanh|softmax|log_softmax|softplus
 """What `tf.compat.v1.nn` has in common with `tf.nn`."""
 _TENSORFLOW: Final = {
     r"GradientTape$": (
-        "gradients are those of a function here: ipu.training.minimize(optimizer, loss_fn, variables), or "
-        "ipu.training.value_and_gradients (docs/feeds.md)"
+        "JAX takes gradients of a function, not from a tape: put the loss into a function, and call "
+        "ipu.training.minimize(optimizer, loss_fn, variables) or ipu.training.value_and_gradients (docs/feeds.md)"
     ),
     r"(?:compat\.v1\.)?Variable$": "programs cannot use it; make a keras.Variable, or self.add_weight in a layer",
     r"compat\.v1\.(?:Session|placeholder|global_variables_initializer|disable_\w+|get_default_graph)$": (

@@ -44,7 +44,7 @@ def _check_selection(config: OptionTree, environment: Environment) -> None:
         )
     for count in counts:
         if count < 1:
-            raise ValueError(f"auto_select_ipus asks for {count} devices. Ask for at least 1 per system.")
+            raise ValueError(f"`auto_select_ipus` asks for {count} devices. Ask for at least 1 per system.")
     indices = [index for system in systems for index in as_list(system)]
     if len(set(indices)) < len(indices):
         raise ValueError(

@@ -6,12 +6,14 @@
 - `layer.add_weight("kernel", shape=...)`: the name as the first argument.
 - `variable.name` in a script's own code: "dense/kernel:0".
 - `Embedding(input_length=80)`: the shape of the input, if it is the first layer.
+- `model.compile(experimental_steps_per_execution=8)`.
 - `model.fit_generator` and its relatives.
 - an optimizer whose class has an `apply_gradients` of its own, which `fit` calls, and the name of such an operation.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -38,6 +40,8 @@ def install(replacements: Replacements) -> None:
     replacements.put(variable, "name", _names_by_reader(vars(variable)["name"]))
     replacements.put(base, "apply_gradients", _with_name(base.apply_gradients))
     replacements.put(base, "stateless_apply", _with_own_updates(base.stateless_apply))
+    owner = _owner(keras.Model, "compile")
+    replacements.put(owner, "compile", _with_experimental_name(owner.compile))
     embedding = keras.layers.Embedding
     replacements.put(embedding, "__init__", _with_length(embedding.__init__))
     for kind in ("fit", "evaluate", "predict"):
@@ -102,6 +106,16 @@ def _with_own_updates(original: Callable[..., Any]) -> Callable[..., Any]:
         return stateless_own(self, weights, optimizer_variables, list(grads), trainable_variables)
 
     return stateless_apply
+
+
+def _with_experimental_name(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def compile(self: keras.Model, *args: Any, **kwargs: Any) -> None:
+        if "experimental_steps_per_execution" in kwargs:
+            kwargs["steps_per_execution"] = kwargs.pop("experimental_steps_per_execution")
+        original(self, *args, **kwargs)
+
+    return compile
 
 
 def _with_any_shape(original: Callable[..., None]) -> Callable[..., None]:

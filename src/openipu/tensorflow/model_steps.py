@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from openipu.engine.core.keras_steps import takes_data_alone
 from openipu.engine.core.model_state import Carried, carried_by, values_of, variables_of
 from openipu.engine.core.state import Mode, State, parts_of, state_of
 from openipu.engine.keras_compat import api
@@ -65,13 +66,8 @@ def translate(cls: type[keras.Model]) -> None:
     for mode in MODES:
         found: Any = inspect.getattr_static(cls, f"{mode}_step")
         step = getattr(found, "python_function", found)  # of a `tf.function`
-        if inspect.isfunction(step) and step not in _translated and _takes_data_alone(step):
+        if inspect.isfunction(step) and step not in _translated and takes_data_alone(step):
             setattr(cls, f"{mode}_step", _stateless(mode, step))
-
-
-def _takes_data_alone(step: Callable[..., Any]) -> bool:
-    parameters = list(inspect.signature(step).parameters.values())
-    return len(parameters) == 2 and parameters[1].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def _stateless(mode: Mode, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,8 +105,8 @@ def _stateless(mode: Mode, step: Callable[..., Any]) -> Callable[..., Any]:
 def _check_assigned(model: keras.Model, mode: Mode, lost: Sequence[keras.Variable]) -> None:
     if lost:
         raise ValueError(
-            f"The `{mode}_step` of model {model.name!r} assigns {len(lost)} variable(s) that `fit` does not carry from "
-            f"step to step: {', '.join(v.path for v in lost[:3])}. Make them, or the optimizer that they belong to, "
+            f"The `{mode}_step` of model {model.name!r} assigns variables that `fit` does not carry from step "
+            f"to step: {', '.join(v.path for v in lost[:3])}. Make them, or the optimizer that they belong to, "
             "attributes of the model, make the model in the scope of a strategy, and train it with `fit`. Or write the "
             "step as a function for `strategy.run`."
         )

@@ -231,10 +231,10 @@ def test_a_run_of_several_fits(tmp_path, caplog):
     model = network()
     assert ipu.callbacks.Checkpoint(tmp_path / "parts").load_weights(model) == 4 * 10
     assert equal(model.get_weights(), parts.get_weights())
-    notice = "but the newest checkpoint is in epoch 3 (counted from 0)"
+    notice = "The newest checkpoint is in epoch 4, and `epochs` is 1: nothing is left to train"
     assert notice not in caplog.text
     assert equal(fit("parts", 5, epochs=1)[1], whole), "nothing is taken back"
-    assert f"`epochs` is 1, {notice}" in caplog.text
+    assert notice in caplog.text
     with pytest.raises(ValueError, match=r"`initial_epoch` is 5, but .* in epoch 3 .* Give at most 4 to resume"):
         fit("parts", epochs=9, initial_epoch=5)
     _, late = fit("late", epochs=4, initial_epoch=2)

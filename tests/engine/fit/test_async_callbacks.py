@@ -347,7 +347,7 @@ def test_errors(caplog):
     for name in ("outfeed_mode", "device_ordinal"):
         with pytest.raises(ValueError, match=f"`{name}` is set by the model itself"):
             model.set_outfeed_queue_options(**{name: 1})
-    with pytest.raises(ValueError, match="There are no options"):
+    with pytest.raises(ValueError, match="There is no option"):
         model.set_outfeed_queue_options(nonsense=1)
     with pytest.raises(ValueError, match="`prefetch_depth` is 0"):
         model.set_infeed_queue_options(prefetch_depth=0)

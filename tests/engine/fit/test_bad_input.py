@@ -223,6 +223,22 @@ def test_an_error_in_a_callback(hook):
     assert usable(trained)
 
 
+@pytest.mark.parametrize(("mode", "call"), [("train", "fit"), ("test", "evaluate"), ("train", "train_on_batch")])
+def test_a_step_for_tensorflow(mode, call):
+    def step(self, data):
+        pytest.fail(f"the step of {self.name} ran with {len(data)} arrays")
+
+    with zoo.scope_if(True):
+        model = type("ForTensorFlow", (keras.Sequential,), {f"{mode}_step": step})(
+            [keras.Input((3,)), keras.layers.Dense(1)]
+        )
+        model.compile("sgd", "mse")
+    with pytest.raises(
+        TypeError, match=rf"`{mode}_step\(self, data\)` of model .* is written for TensorFlow.*openipu run"
+    ):
+        getattr(model, call)(np.ones((4, 3)), np.ones((4, 1)))
+
+
 @pytest.mark.parametrize("call", ["fit", "train_on_batch", "evaluate", "predict"])
 def test_an_error_in_a_users_step(call):
     switch = {"broken": False}

@@ -38,7 +38,9 @@ def test_an_execution_is_a_whole_number_of_updates(steps: int, better: int) -> N
     model = made()
     model.set_gradient_accumulation_options(4)
     model.compile("sgd", "mse", steps_per_execution=steps)
-    with pytest.raises(RuntimeError, match=f"is {steps}, which is not a multiple of the 4 .*for example {better}"):
+    with pytest.raises(
+        RuntimeError, match=f"is {steps}, which is not a multiple of the 4 .*example `steps_per_execution={better}`"
+    ):
         model.fit(*zoo.numbers(32), batch_size=4, verbose=0)
     assert model.evaluate(*zoo.numbers(32), verbose=0) > 0, "evaluation does not accumulate"
 
@@ -71,11 +73,16 @@ def test_what_the_model_sets_itself_is_refused(key: str) -> None:
         made().set_gradient_accumulation_options(2, **{key: 1})
 
 
-def test_unknown_options_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"There are no options \['offload_weights', 'sharding'\]\. The options are dtype"
-    ):
-        made().set_gradient_accumulation_options(2, sharding=True, offload_weights=True)
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("gradient_accumulation_steps_per_replca", "Did you mean `gradient_accumulation_steps_per_replica`"),
+        ("fusion", "The options are gradient_accumulation_steps_per_replica, gradient_accumulation_red"),
+    ],
+)
+def test_unknown_options_are_refused(name: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=rf"There is no option `{name}`\. {hint}"):
+        made().set_gradient_accumulation_options(**{name: 2})
 
 
 @pytest.mark.parametrize("key", ["replicated_optimizer_state_sharding", "offload_weight_update_variables"])

@@ -219,7 +219,7 @@ POPLAR = ipu.ops.pipelining_ops.PipelineStageOptions()
             r"options\[0\]` is a dict. Give a `PipelineStageOptions`",
         ),
         ({"weight_update_poplar_options": [POPLAR]}, TypeError, "is a list. Give a `PipelineStageOptions`"),
-        ({"schedule": "Grouped"}, ValueError, "no pipelining option 'schedule'"),
+        ({"schedule": "Grouped"}, ValueError, "no option `schedule`. Did you mean `pipeline_schedule`"),
         (
             {"pipeline_schedule": "Sequential", "recomputation_mode": RecomputationMode.RecomputeThenBackpropagate},
             NotImplementedError,
@@ -253,6 +253,17 @@ def test_what_means_nothing_here_is_named_once(caplog: pytest.LogCaptureFixture)
     ]
 
 
+def test_options_without_stages_are_mentioned_in_training(caplog: pytest.LogCaptureFixture) -> None:
+    x = np.ones((4, 3), "float32")
+    model = keras.Sequential([keras.Input((3,)), dense("a")])
+    model.compile("sgd", "mse")
+    model.set_pipelining_options(gradient_accumulation_steps_per_replica=4)
+    model.evaluate(x, x, verbose=0)
+    assert "no stages" not in caplog.text
+    model.fit(x, x, epochs=2, verbose=0)
+    assert caplog.text.count("has pipelining options but no stages, so they have no effect") == 1
+
+
 def test_a_dtype_for_each_variable() -> None:
     model = stack()
 
@@ -280,9 +291,9 @@ def test_micro_batches_have_to_fit_the_schedule() -> None:
 
     for schedule, steps in ((Grouped(), 8), (Interleaved(), 6), (Sequential(), 1), (GPipe(), 3), (OneFOneB(), 1)):
         check(schedule, steps, 2)
-    with pytest.raises(ValueError, match=r"has not been set \(it is 1\).*multiple of 4"):
+    with pytest.raises(ValueError, match=r"only 1 micro-batch.*multiple of 4"):
         check(Grouped(), 1, 2)
-    with pytest.raises(ValueError, match=r"not a multiple of 6.*Use 6 or 12 \(`steps`\)"):
+    with pytest.raises(ValueError, match=r"needs a multiple of 6 micro-batches, not 8.*Use 6 or 12 \(`steps`\)"):
         check(Grouped(), 8, 3)
     with pytest.raises(NotImplementedError, match="Interleaved can only train"):
         check(Interleaved(), 6, 3, (0, 1, 0))

@@ -339,10 +339,10 @@ def test_what_is_no_table_is_refused(table, message):
     ],
 )
 def test_numbers_of_micro_batches_that_do_not_fit(schedule, stages, micro_batches, training, multiple, use):
-    with pytest.raises(ValueError, match="in groups of L") as caught:
+    with pytest.raises(ValueError, match="needs a multiple of") as caught:
         schedule.table(stages, micro_batches, training=training)
     assert f"{names(schedule)} with {stages} stages" in str(caught.value)
-    assert f"L = {multiple}, but there are {micro_batches}" in str(caught.value)
+    assert f"a multiple of {multiple} micro-batches, not {micro_batches}" in str(caught.value)
     assert use in str(caught.value)
 
 
@@ -389,7 +389,7 @@ def test_schedules_by_name(name, schedule):
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("gruped", "Did you mean 'Grouped'?"), ("interleave", "Did you mean 'Interleaved'?"), ("zz", "write your own")],
+    [("gruped", "Did you mean 'Grouped'?"), ("interleave", "Did you mean 'Interleaved'?"), ("zz", "Use one of them")],
 )
 def test_an_unknown_name(name, hint):
     with pytest.raises(ValueError, match=f"There is no schedule '{name}'") as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -51,11 +52,22 @@ def make_step(model: keras.Model, mode: Mode, place: Placement, options: Options
 
 def _own_step(model: keras.Model, mode: Mode, replicas: Replicas, options: Options) -> Step:
     """The step of a model with a `train_step` or `test_step` of its own."""
+    if takes_data_alone(getattr(type(model), f"{mode}_step")):
+        raise TypeError(
+            f"`{mode}_step(self, data)` of model {model.name!r} is written for TensorFlow. With JAX, Keras calls "
+            f"`{mode}_step(self, state, data)`. Run the script with `openipu run`, or see docs/migrate.md."
+        )
     reported: set[str] = set()
     logs = functools.partial(_reported_logs, model, replicas, options.metric_reduction, reported)
     averaged = options.average_replicas or replicas.average
     micro = functools.partial(_user_micro, model, mode, replicas, averaged, reported)
     return Step(micro, None, Outcome("last", logs if replicas.count > 1 else None), applies=mode == "train")
+
+
+def takes_data_alone(step: Callable[..., Any]) -> bool:
+    """Whether a step is written in TensorFlow's style: it changes the model, and is not given its state."""
+    parameters = list(inspect.signature(step, follow_wrapped=False).parameters.values())
+    return len(parameters) == 2 and parameters[1].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def make_outcome(

@@ -17,12 +17,12 @@ def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def check_accumulation(name: str, steps: int, size: int) -> None:
-    """Raise if an execution does not hold whole updates."""
+def check_accumulation(name: str, steps: int, size: int, where: str) -> None:
+    """Raise if an execution does not hold whole updates. `where` is what users give the number of steps to."""
     if steps % size:
         raise RuntimeError(
             f"`{name}` is {steps}, which is not a multiple of the {size} micro-batches that one update accumulates. "
-            f"Give a multiple of {size}, for example {round_up(steps, size)}."
+            f"Give {where} a multiple of {size}, for example `{name}={round_up(steps, size)}`."
         )
 
 
@@ -40,7 +40,8 @@ def check_added_up(weights: Sequence[keras.Variable], because: str) -> None:
 def check_training(model: keras.Model, options: Options) -> None:
     """Check the rules about updates before anything is compiled."""
     size = options.updates.steps
-    check_accumulation("steps_per_execution", validate.count("steps_per_execution", model.steps_per_execution), size)
+    steps = validate.count("steps_per_execution", model.steps_per_execution)
+    check_accumulation("steps_per_execution", steps, size, "`compile`")
     if size > 1 and overrides(model, "train_step"):
         raise RuntimeError(
             f"Model {model.name!r} has its own `train_step`, which updates the weights at every micro-batch, but "

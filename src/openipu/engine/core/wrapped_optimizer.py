@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from openipu import _validate as validate
 from openipu.engine.keras_compat.api import optimized_variables
 from openipu.engine.keras_compat.patches import OPTIMIZER_APPLY
 from openipu.engine.types import Array
@@ -86,7 +87,7 @@ def stateless_own(
     lost = len(scope.state_mapping.keys() - {id(v) for v, _ in given})
     if lost:
         raise ValueError(
-            f"{optimizer.name!r} assigns {lost} variable(s) that are neither trainable weights nor the optimizer's, so "
+            f"{optimizer.name!r} assigns {validate.counted(lost, 'variable')} beyond trainable weights and its own, so "
             "the new values would be lost. Make variables of the optimizer in its `build`, with "
             "`self.add_variable(...)`."
         )

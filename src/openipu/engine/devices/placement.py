@@ -63,7 +63,10 @@ def placement_on(system: System, each: int = 1) -> Placement:
             "`device_mapping`."
         )
     if unused := present % each:
-        validate.no_effect({f"{unused} of the {present} configured devices": f"each replica of the model takes {each}"})
+        stay = "stays" if unused == 1 else "stay"
+        validate.notice(
+            f"{unused} of the {present} configured devices {stay} idle, because each replica of the model takes {each}."
+        )
     own = len(system.of_this_process().devices)
     if system.own_data and own % each:
         raise ValueError(

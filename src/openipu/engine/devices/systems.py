@@ -97,9 +97,10 @@ def system(ordinal: int = 0) -> System:
     """The system behind "/device:IPU:<ordinal>". Attaches the devices if that has not happened yet."""
     systems = attach()
     if not 0 <= ordinal < len(systems):
+        there = validate.counted(len(systems), "system")
         raise ValueError(
-            f'"/device:IPU:{ordinal}" does not exist: {len(systems)} system(s) are configured, numbered from 0. '
-            "Give auto_select_ipus a list with one number of devices per system, e.g. [2, 4]."
+            f'"/device:IPU:{ordinal}" does not exist: the configuration has {there}, numbered from 0. Give '
+            "`auto_select_ipus` a list with one number of devices per system, e.g. [2, 4]."
         )
     return systems[ordinal]
 

@@ -112,7 +112,7 @@ class EstimatorRunner:
         if mode == "train":
             options = options.with_optimizer(describe(model.optimizer))
             self._check_training(model, options, place.replicas)
-            check_accumulation("iterations_per_loop", self.iterations, options.updates.steps)
+            check_accumulation("iterations_per_loop", self.iterations, options.updates.steps, "`IPURunConfig`")
         elif place.replicas.count > 1:
             mention_metrics("evaluation", list(metrics_of(model.spec).values()))
         host = [tensors] if model.spec.host_call and mode == "train" else []

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from openipu._validate import counted
+
 from .costs import Buffers, Counted, Peak, Rewritten
 
 FORMAT: Final = 2
@@ -294,7 +296,11 @@ class RunFacts:
     def text(self) -> str:
         """The facts as a table."""
         place = self.place
-        where = "" if place is None else f"{place.replicas} replica(s) of {place.devices} device(s), {place.platform}"
+        where = (
+            ""
+            if place is None
+            else f"{counted(place.replicas, 'replica')} of {counted(place.devices, 'device')}, {place.platform}"
+        )
         seconds = self.seconds - self.parts.compiling
         lines = [
             f"{self.name}: {where}",

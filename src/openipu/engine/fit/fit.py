@@ -174,13 +174,13 @@ def _left(resume: ResumePoint, initial_epoch: int, epochs: int) -> range:
         )
     if here >= epochs:
         log.warning(
-            "`epochs` is %d, but the newest checkpoint is in epoch %d (counted from 0): nothing is left to train. The "
-            "weights are those of the checkpoint.", epochs, here,
+            "The newest checkpoint is in epoch %d, and `epochs` is %d: nothing is left to train. The weights are "
+            "those of the checkpoint.", here + 1, epochs,
         )  # fmt: skip
     elif resume.ended and here == epochs - 1:
         log.warning(
-            "The newest checkpoint has all %d epochs: nothing is left to train. Give more `epochs` to train further, "
-            "or another folder to start over.", epochs,
+            "The newest checkpoint has %s: nothing is left to train. Give more `epochs` to train further, or another "
+            "folder to start over.", "the only epoch" if epochs == 1 else f"all {epochs} epochs",
         )  # fmt: skip
     return range(here, max(epochs, here + 1) if resume.ended else epochs)
 

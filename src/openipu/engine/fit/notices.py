@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from openipu._validate import counted
 from openipu.engine.core.options import Options
 from openipu.engine.data.feed import Feed
 from openipu.engine.devices.replicas import Replicas
@@ -18,6 +19,6 @@ def describe_updates(feed: Feed, replicas: Replicas, options: Options) -> str:
     averaged = options.average_replicas or replicas.average
     factor = accumulation.strength(1 if averaged else replicas.count)
     return (
-        f"each update: {replicas.count} replica(s) x {accumulation.steps} micro-batch(es){samples}{updates}; the "
-        f"learning rate acts on {factor} x the mean gradient of these samples"
+        f"each update: {counted(replicas.count, 'replica')} x {accumulation.steps} micro-batches{samples}{updates}; "
+        f"the learning rate acts on {factor} x the mean gradient of these samples"
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from openipu import _validate as validate
 from openipu.engine.core.carried_rows import check_carried_rows
 from openipu.engine.core.model_state import variables_of
 from openipu.engine.core.optimizer_chain import describe
@@ -197,6 +198,11 @@ class Session:
         options = self.effective_options
         if force or not isinstance(current, StepFunction) or not current.fits(place, options):
             mention_compiled(self.model)
+            if mode == "train" and self.options.pipelining is not None and not self.pipelined:
+                validate.notice(
+                    f"Model {self.model.name!r} has pipelining options but no stages, so they have no effect. Give it "
+                    "stages with `set_pipeline_stage_assignment`, or use `set_gradient_accumulation_options`."
+                )
             check_carried_rows(self.model, place.replicas.count)
             if place.replicas.count > 1 and mode != "predict":
                 mention_metrics(self.model.name, self.model.metrics)

@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from openipu import _validate as validate
 from openipu.engine.types import Array, Tree
 
 import jax
@@ -162,9 +163,9 @@ class HostBuffer:
         if self.spec is not None and (spec, replicas) != (self.spec, self.replicas):
             if self._ready and not self._only_last:
                 raise ValueError(
-                    f"An outfeed queue has {len(self._ready)} elements of {self.spec} from {self.replicas} replica(s) "
-                    f"that were not read, and now gets {spec} from {replicas}. Call `dequeue` first, enqueue the same "
-                    "shapes everywhere, or use two queues."
+                    f"An outfeed queue has {len(self._ready)} elements of {self.spec} from "
+                    f"{validate.counted(self.replicas, 'replica')} that were not read, and now gets {spec} from "
+                    f"{replicas}. Call `dequeue` first, enqueue the same shapes everywhere, or use two queues."
                 )
             self._ready.clear()
         # In this order: other threads read both as soon as `spec` is set.

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple, Self
 
+from openipu import _validate as validate
 from openipu.engine.data.dataset_reader import DatasetReader
 from openipu.engine.data.instances import check_same
 from openipu.engine.devices import group
@@ -184,8 +185,9 @@ class InfeedSource:
             block = list(mine)[: self._depth]
         if not block:
             raise OutOfRangeError(
-                f"The program has taken {taken} elements of the infeed queue on each of {len(self._dealt)} replica(s) "
-                "and asks for another, but the data has ended. Give a dataset that repeats, or end the loop earlier."
+                f"The program has taken {taken} elements of the infeed queue on each of "
+                f"{validate.counted(len(self._dealt), 'replica')} and asks for another, but the data has ended. Give "
+                "a dataset that repeats, or end the loop earlier."
             )
 
         def stack(*rows: np.ndarray) -> np.ndarray:

@@ -69,8 +69,8 @@ def stage_advice(run: RunFacts) -> Iterator[str]:
         slowest = part.index(max(part))
         yield (
             f"Stage {slowest} does {100 * part[slowest]:.0f} % of the work, where {100 / len(part):.0f} % would be "
-            "even, and the others wait for it. Move layers to other stages, or let "
-            f'`set_pipeline_stage_assignment("auto", stages={len(part)})` find a cut.'
+            f"even, and the others wait for it. Set the stages by hand, with fewer layers in stage {slowest}; or, if "
+            f'you have done that, let `set_pipeline_stage_assignment("auto", stages={len(part)})` find a cut.'
         )
 
 

@@ -78,8 +78,7 @@ def check(
     validate.count("micro_batches", micro_batches)
     if micro_batches % multiple:
         raise ValueError(
-            f"{name} with {stages} stages takes micro-batches in groups of L = {multiple}, "
-            f"but there are {micro_batches}, which is not a multiple of {multiple}. "
+            f"{name} with {stages} stages needs a multiple of {multiple} micro-batches, not {micro_batches}. "
             f"Use {' or '.join(map(str, _neighbours(micro_batches, multiple)))} "
             f"({option})."
         )
@@ -331,7 +330,7 @@ def by_name(name: str) -> Schedule:
         return known[plain]
     names = [type(schedule).__name__ for schedule in BUILT_IN]
     near = difflib.get_close_matches(plain, known, n=1, cutoff=0.5)
-    hint = f"Did you mean {type(known[near[0]]).__name__!r}?" if near else "Use one of them, or write your own."
+    hint = f"Did you mean {type(known[near[0]]).__name__!r}?" if near else "Use one of them."
     raise ValueError(f"There is no schedule {name!r}, only {', '.join(names)}. {hint}")
 
 

@@ -153,7 +153,9 @@ def functional_of(*numbers: int | None) -> list[Any]:
 
 
 WRONG: list[tuple[Callable[[], Any], Callable[[Any], Any], str]] = [
-    (stack, lambda _: (0, 0, 1, 1), "must be a list"),
+    (stack, lambda _: (0, 0, 1, 1), r"is \(0, 0, 1, 1\)\. Give the list that"),
+    (stack, lambda _: "Auto", """is 'Auto'. Give the list .* or "auto" with the number"""),
+    (stack, lambda _: 2, "is 2. Give the list that"),
     (stack, lambda _: [0, 1], "length .* is 2, which does not match the 4 layer calls"),
     (stack, lambda _: [1, 1, 1, 2], "'a' .* is in stage 1, but it is the first layer"),
     (stack, lambda _: [0, 0, 2, 2], "'c' .* is in stage 2, but the layer before it is in stage 0"),

@@ -52,9 +52,10 @@ def check_accumulation_is_set(pipelining: Pipelining) -> None:
     multiple, stages = pipelining.multiple(), len(pipelining.devices)
     if pipelining.updates.steps == 1 and multiple > 1:
         raise ValueError(
-            "The model is pipelined, but `gradient_accumulation_steps_per_replica` has not been set (it is 1). "
+            "The model is pipelined, but each update has only 1 micro-batch. "
             f"{type(pipelining.schedule).__name__} with {stages} stages needs a multiple of {multiple}: call "
-            f"`set_pipelining_options(gradient_accumulation_steps_per_replica={multiple})`."
+            f"`set_pipelining_options(gradient_accumulation_steps_per_replica={multiple})`. What "
+            "`set_gradient_accumulation_options` sets is for models without stages."
         )
 
 

@@ -192,7 +192,8 @@ def check_order(graph: Graph, stages: Sequence[int]) -> None:
                 raise ValueError(
                     f"Layer {str(node)!r} in stage {stage} uses the output of {str(source)!r}, which is computed "
                     f"later, in stage {at}. A layer can only use what its own and earlier stages compute: move "
-                    f"{str(node)!r} to stage {at} or later, or {str(source)!r} to stage {stage} or earlier."
+                    f"{str(node)!r} to stage {at} or later, or {str(source)!r} to stage "
+                    f"{'0' if stage == 0 else f'{stage} or earlier'}."
                 )
 
 
