@@ -10,7 +10,7 @@ from openipu import _validate as validate
 from openipu.engine.data.dataset_reader import DatasetReader
 from openipu.engine.devices.current_system import feed_ordinal
 from openipu.engine.devices.placement import Placement
-from openipu.engine.program.infeed import FeedArgument, InfeedSource
+from openipu.engine.program.infeed import FeedArgument, InfeedSource, slabs_of
 from openipu.engine.program.program_trace import ProgramTrace, current, in_stage
 from openipu.engine.program.user_program import Operation
 from openipu.engine.types import Data, Tree
@@ -106,7 +106,8 @@ class IPUInfeedQueue:
     def take(self, count: int, place: Placement) -> Tree:
         """The next `count` elements for each replica, sent to the devices, for programs that take them all at once."""
         self._dequeued = True
-        return self._source.slab(count, place)
+        [slab] = slabs_of([(self._source, count)], place)
+        return slab
 
     def _dequeue(self) -> Any:
         """The next element, inside a program."""

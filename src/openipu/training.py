@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from openipu.engine.keras_compat.api import stateless_scope
 from openipu.engine.program.optimizer_calls import some_variables
+from openipu.engine.program.part import as_part
 from openipu.engine.program.program_trace import current
 from openipu.engine.program.variable_scope import VariableScope
 
@@ -42,13 +44,16 @@ def value_and_gradients(
         variables: Keras variables.
         has_aux: Whether `loss_fn` returns more than the loss.
     """
+    if current() is None and stateless_scope() is not None:  # in a layer, or in the loss of other gradients
+        return as_part(lambda: value_and_gradients(loss_fn, variables, has_aux))
     variables = some_variables(variables)
+    unique = list({id(v): v for v in variables}.values())
     trace = current()
     parent = None if trace is None else trace.scope
     owners: dict[str, list[Any]] = {}
 
     def loss(values: list[Any]) -> tuple[Any, Any]:
-        scope = VariableScope(parent, zip(variables, values, strict=True))
+        scope = VariableScope(parent, zip(unique, values, strict=True))
         if trace is None:
             with scope:
                 result = loss_fn()
@@ -60,13 +65,14 @@ def value_and_gradients(
         changes = [scope.state_mapping[id(v)] for v in owners["variables"]], [scope.cell(f) for f in owners["feeds"]]
         return (result[0] if has_aux else result), (result, changes)
 
-    (_, (result, (values, cells))), slopes = jax.value_and_grad(loss, has_aux=True)([v.value for v in variables])
+    (_, (result, (values, cells))), slopes = jax.value_and_grad(loss, has_aux=True)([v.value for v in unique])
     for variable, value in zip(owners["variables"], values, strict=True):
         variable.assign(value)
     if trace is not None:
         for owner, cell in zip(owners["feeds"], cells, strict=True):
             trace.scope.set_cell(owner, cell)
-    return result, slopes
+    slope = {id(v): found for v, found in zip(unique, slopes, strict=True)}
+    return result, [slope[id(v)] for v in variables]
 
 
 def gradients(loss_fn: Callable[[], Any], variables: Sequence[Any]) -> list[Any]:

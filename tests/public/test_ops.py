@@ -121,6 +121,7 @@ def test_integers_and_trees(on_all):
     np.testing.assert_array_equal(total["a"], repeated(numbers.sum(0)))
     np.testing.assert_allclose(total["b"][0], repeated(VECTORS.sum(0)), rtol=1e-5)
     mean = on_all(cross_replica_ops.cross_replica_mean, numbers + 1)
+    assert cross_replica_ops.cross_replica_mean(numbers[0]).dtype == "float32", "on one replica, too"
     np.testing.assert_allclose(mean, repeated(numbers.mean(0) + 1))
 
 

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import pytest
 
+import replication
 from zoo import KERAS_WARNINGS
 
 pytestmark = KERAS_WARNINGS
@@ -37,6 +38,7 @@ def test_activations():
     close(ipu.nn_ops.gelu(A, approximate=False), jax.nn.gelu(A, approximate=False))
     close(ipu.nn_ops.swish(A), A / (1 + np.exp(-A)))
     close(ipu.nn_ops.hard_sigmoid([-3.0, -1.0, 0.0, 1.0, 3.0]), [0.0, 0.3, 0.5, 0.7, 1.0])
+    close(ipu.nn_ops.hard_sigmoid([-3, 0, 1]), [0.0, 0.5, 0.7])
     close(ipu.nn_ops.softmax([[1.0, 2.0], [300.0, 0.0]]), [[1 / (1 + np.e), np.e / (1 + np.e)], [1, 0]])
     assert ipu.nn_ops.gelu(A.astype("float16")).dtype == ipu.nn_ops.hard_sigmoid(A.astype("float16")).dtype == "float16"
 
@@ -125,6 +127,9 @@ def test_segments():
 def test_lookups():
     ids = np.array([[0, 3], [5, 5]])
     np.testing.assert_array_equal(ipu.embedding_ops.embedding_lookup(A, ids, serialization_factor=2), A[ids])
+    found = ipu.embedding_ops.embedding_lookup(A, [-1, 6, 5])
+    assert np.isnan(found[:2]).all(), "the table has no such rows"
+    np.testing.assert_array_equal(found[2], A[5])
 
 
 def test_images():
@@ -147,6 +152,8 @@ def test_histograms():
     np.testing.assert_array_equal(
         ipu.statistics_ops.histogram(-A, [0.5], absolute_of_input=True)[1], np.sum(abs(A) > 0.5)
     )
+    np.testing.assert_array_equal(ipu.statistics_ops.histogram([-0.5, 0.5, 1.5], levels=[0, 1]), [1, 1, 1])
+    np.testing.assert_array_equal(ipu.statistics_ops.histogram([0.49999], np.float16([0.5])), [1, 0])
     edges = ipu.statistics_ops.fixed_width_bins(A, 5)
     close(edges, np.linspace(A.min(), A.max(), 6)[1:-1])
 
@@ -166,6 +173,27 @@ def test_dropout_without_a_seed_differs_from_launch_to_launch():
     strategy = ipu.ipu_strategy.IPUStrategy()
     found = [np.asarray(strategy.run(ipu.rand_ops.dropout, args=(jnp.ones(64),))) for _ in range(2)]
     assert (found[0] != found[1]).any()
+
+
+def test_dropout_on_replicas_is_that_of_one_device():
+    rows = np.ones((2, 4, 64), np.float32)  # two steps of four samples
+
+    def dropped(replicas):
+        with replication.strategy(replicas).scope():
+            infeed = ipu.ipu_infeed_queue.IPUInfeedQueue([part for step in rows for part in np.split(step, replicas)])
+            outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+
+        def body(x):
+            return outfeed.enqueue(ipu.rand_ops.dropout(x, seed=[3, 4]))
+
+        replication.strategy(replicas).run(lambda: ipu.loops.repeat(2, body, [], infeed))
+        return outfeed.dequeue().reshape(rows.shape)
+
+    replication.configure_all()
+    one = dropped(1)
+    assert len(np.unique(one[0], axis=0)) == 4
+    for replicas in (2, 4):
+        np.testing.assert_array_equal(dropped(replicas), one)
 
 
 # --- functions and programs ------------------------------------------------------------------------------------------
@@ -249,6 +277,7 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: ipu.rand_ops.dropout(A, 1.0), "`rate` is 1.0"),
     (lambda: ipu.rand_ops.dropout(A), r"Use `ipu\.keras\.layers\.Dropout`"),
     (lambda: ipu.rand_ops.dropout(A, seed=[1]), "Give two whole numbers"),
+    (lambda: ipu.rand_ops.dropout([1, 2], seed=[1, 2]), "dtype int32, in which .* cannot be scaled"),
     (lambda: ipu.image_ops.normalise_image(A, [0, 0, 0], [1, 1, 1]), r"`image` has channels of shape \(8,\)"),
     (lambda: ipu.nn_ops.ctc_loss_v2([[1]], LOGITS[0], [1], [1], 0), r"Give them as \(longest time, batch, classes\)"),
     (lambda: ipu.nn_ops.ctc_loss_v2([[1]], LOGITS, [1], [1], 5), "`blank_index` is 5"),

@@ -125,10 +125,7 @@ def trained_with(first: Any, variables: list[keras.Variable] | None = None) -> N
     def optimizer_function(loss: Any) -> Any:
         return ipu.pipelining_ops.OptimizerFunctionOutput(optimizer, loss, variables=variables)
 
-    config = ipu.config.IPUConfig()
-    config.auto_select_ipus = 2
-    config.configure_ipu_system()
-    with ipu.ipu_strategy.IPUStrategy().scope():
+    with configured(2):
         ipu.pipelining_ops.pipeline(
             [first, lambda x: ops.mean(last(x))], 4, inputs=[ops.ones((2, 3))], optimizer_function=optimizer_function
         )
@@ -151,6 +148,56 @@ def test_a_variable_without_a_gradient_is_an_error() -> None:
     np.testing.assert_array_equal(idle.kernel.numpy(), before[1])
 
 
+def configured(devices: int) -> Any:
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = devices
+    config.configure_ipu_system()
+    return ipu.ipu_strategy.IPUStrategy().scope()
+
+
+@pytest.mark.parametrize("order", ["numbers", "number first", "number last"])
+def test_elements_with_plain_numbers_on_replicas(order: str) -> None:
+    numbers = [np.float32(i) for i in range(4)]
+    vector = np.arange(3, dtype="float32")
+    elements = {
+        "numbers": numbers,
+        "number first": [(n, vector) for n in numbers],
+        "number last": [(vector, n) for n in numbers],
+    }
+    outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+    with configured(4):
+        infeed = ipu.ipu_infeed_queue.IPUInfeedQueue(elements[order])
+        ipu.pipelining_ops.pipeline(
+            [lambda *parts: parts, lambda *parts: sum(parts)], 2, infeed_queue=infeed, outfeed_queue=outfeed,
+            pipeline_schedule="Sequential",
+        )  # fmt: skip
+    found = outfeed.dequeue().reshape(4, -1)
+    np.testing.assert_array_equal(found, [sum(e) if isinstance(e, tuple) else [e] for e in elements[order]])
+
+
+def test_an_outfeed_that_gets_nothing_is_an_error_before_weights_change() -> None:
+    weight, optimizer = keras.Variable(1.0), keras.optimizers.SGD(0.1)
+
+    def loss(x: Any) -> Any:
+        return ops.sum(x * weight)
+
+    outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+    more: list[dict[str, Any]] = [
+        {
+            "outfeed_mask": [True],
+            "optimizer_function": lambda loss: ipu.pipelining_ops.OptimizerFunctionOutput(optimizer, loss),
+        },
+        {"computational_stages": [lambda x: x, lambda _: None]},
+    ]
+    for options in more:
+        with configured(2), pytest.raises(ValueError, match="The `outfeed_queue` gets nothing"):
+            ipu.pipelining_ops.pipeline(
+                **{"computational_stages": [lambda x: x, loss], "inputs": [ops.ones(1)], **options},
+                gradient_accumulation_count=2, outfeed_queue=outfeed, pipeline_schedule="Sequential",
+            )  # fmt: skip
+    assert float(weight.numpy()) == 1
+
+
 def test_layers_that_are_frozen_between_two_runs() -> None:
     """The same functions and the same shapes, so the compiled pipeline of the first run is at hand."""
     first, last, optimizer = dense("first"), dense("last"), keras.optimizers.SGD(0.1)
@@ -164,13 +211,9 @@ def test_layers_that_are_frozen_between_two_runs() -> None:
     def optimizer_function(loss: Any) -> Any:
         return ipu.pipelining_ops.OptimizerFunctionOutput(optimizer, loss)
 
-    config = ipu.config.IPUConfig()
-    config.auto_select_ipus = 2
-    config.configure_ipu_system()
-
     def changed() -> list[bool]:
         before = [layer.kernel.numpy() for layer in (first, last)]
-        with ipu.ipu_strategy.IPUStrategy().scope():
+        with configured(2):
             ipu.pipelining_ops.pipeline(
                 [first, loss], 4, inputs=[ops.ones((2, 3))], optimizer_function=optimizer_function
             )

@@ -13,6 +13,7 @@ from openipu.engine.pipeline.build.arguments import OPTIONS, arguments
 from openipu.engine.pipeline.build.function_pipeline import Request, runner
 from openipu.engine.pipeline.build.function_stages import Functions
 from openipu.engine.pipeline.build.stage_options import PipelineStageOptions
+from openipu.engine.program.call_arguments import as_input
 from openipu.engine.program.program_trace import NotInProgram, current
 from openipu.engine.program.user_program import Operation, check_same_arguments
 from openipu.engine.schedule.schedules import Schedule
@@ -136,7 +137,7 @@ def pipeline(
 
 def _run(request: Request, count: int, inputs: Sequence[Any], infeed: IPUInfeedQueue | None) -> tuple[Tree, list[int]]:
     """The results of all micro-batches by replica, and the replicas of this process."""
-    constants = tuple(np.asarray(value) for value in inputs)
+    constants = tuple(np.asarray(as_input(value)) for value in inputs)
     spec = infeed.element_spec if infeed is not None else ()
     one = jax.ShapeDtypeStruct((1,), np.int32)
     element = (one, jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), constants), spec)
@@ -209,6 +210,11 @@ def _results(
             )
         if outfeed is None:
             return ()
+        if not shown:
+            raise ValueError(
+                "The `outfeed_queue` gets nothing: the last stage has no outputs, or `outfeed_mask` hides all of them. "
+                "Leave the queue out."
+            )
         return shown[0] if len(shown) == 1 else tuple(shown)
 
     return results

@@ -46,7 +46,9 @@ def cross_replica_mean(x: Tree, replica_group_size: int | None = None, name: str
     groups = _replicas.groups(replica_group_size)
     with jax.named_scope(name or "cross_replica_mean"):
         x = _replicas.tensors(x)
-        return x if _replicas.count() == 1 else lax.pmean(x, REPLICA_AXIS, axis_index_groups=groups)
+        if _replicas.count() == 1:
+            return jax.tree.map(lambda a: a / 1, x)  # floats, as on several replicas
+        return lax.pmean(x, REPLICA_AXIS, axis_index_groups=groups)
 
 
 def assume_equal_across_replicas(tensors: Tree, inplace: bool = False) -> Tree:

@@ -37,7 +37,8 @@ def embedding_lookup(
 
     Args:
         params: The table.
-        ids: The numbers of rows. A number that the table does not have gives not-a-number.
+        ids: The numbers of rows. A number that the table does not have gives not-a-number, or, in a table of whole
+            numbers, the smallest (if they are unsigned, the largest) number of its dtype.
         serialization_factor: Into how many parts an IPU splits the table. It divides the rows; no effect here.
         indices_are_sorted: Whether numbers never decrease along the first axis.
         name: A name for the operation in profiles.
@@ -52,4 +53,6 @@ def embedding_lookup(
     if parts > 1:
         validate.no_effect({"serialization_factor": "a lookup reads only the rows it needs"})
     is_sorted = validate.flag("indices_are_sorted", indices_are_sorted)
-    return jnp.take(table, array(ids, "int32"), axis=0, indices_are_sorted=is_sorted)
+    rows = array(ids, "int32")
+    rows = jnp.where(rows < 0, table.shape[0], rows)  # JAX would count from the end
+    return jnp.take(table, rows, axis=0, indices_are_sorted=is_sorted)

@@ -64,7 +64,8 @@ def hard_sigmoid(x: ArrayLike, name: str | None = None) -> Array:  # noqa: ARG00
         name: A name for the operation in profiles.
     """
     values = array(x)
-    return jnp.clip(values * 0.2 + 0.5, 0, 1).astype(values.dtype)
+    whole = jnp.issubdtype(values.dtype, jnp.integer)
+    return jnp.clip(values * 0.2 + 0.5, 0, 1).astype("float32" if whole else values.dtype)
 
 
 @operation

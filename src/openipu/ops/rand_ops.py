@@ -10,6 +10,7 @@ from openipu.engine.types import Array
 
 import jax
 import jax.numpy as jnp
+import keras
 from jax.typing import ArrayLike
 
 from ._operation import array, operation
@@ -40,10 +41,12 @@ def dropout(
         name: A name for the operation in profiles.
     """
     values, rate = array(x), validate.number("rate", rate, least=0.0, below=1.0)
-    shape = values.shape if noise_shape is None else tuple(noise_shape)
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+        raise ValueError(f"`x` has dtype {values.dtype}, in which the other values cannot be scaled. Give floats.")
     key = random_key("dropout", seed, "Use `ipu.keras.layers.Dropout`, or give a `seed` of two numbers.")
-    kept = jax.random.bernoulli(key, 1 - rate, shape)
-    return jnp.where(kept, values / (1 - rate), 0).astype(values.dtype)
+    # Keras' function, because it draws for the batch of all replicas.
+    dropped: Array = keras.random.dropout(values, rate, noise_shape, seed=jax.random.key_data(key))
+    return dropped
 
 
 def random_key(what: str, seed: ArrayLike | None, remedy: str) -> Array:

@@ -35,8 +35,10 @@ def histogram(
     if edges.ndim != 1:
         raise ValueError(f"`levels` has the shape {edges.shape}. Give a vector.")
     values = jnp.abs(values) if validate.flag("absolute_of_input", absolute_of_input) else values
-    bins = jnp.searchsorted(edges, values.astype(edges.dtype), side="right")
-    return jnp.zeros(len(edges) + 1, "float32").at[bins].add(1)
+    common = jnp.promote_types(values.dtype, edges.dtype)
+    bins = jnp.searchsorted(edges.astype(common), values.astype(common), side="right")
+    # Counted in whole numbers: float32 stops at 2**24.
+    return jnp.zeros(len(edges) + 1, "int32").at[bins].add(1).astype("float32")
 
 
 @operation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any
 
@@ -91,6 +92,43 @@ def test_run_inside_run_is_part_of_the_same_program(one):
 
     assert float(one.run(lambda x: one.run(inner, (x,)) + 1, (3.0,))) == 7
     assert compiled(inner) == 0
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_results_and_arrays_on_other_devices_are_arguments(replicas):
+    def add(x, y=0.0):
+        return x + y + 1
+
+    x = strategy(replicas).run(add, (np.zeros(3, "float32"),))
+    x = strategy(replicas).run(add, (x,))
+    elsewhere = jax.device_put(np.ones(3, "float32"), jax.devices()[-1])
+    x = strategy(replicas).run(add, (elsewhere, x))
+    np.testing.assert_array_equal(strategy(replicas).run(add, (x, elsewhere)), [6, 6, 6])
+
+
+def test_a_python_number_takes_the_dtype_of_what_it_meets_and_others_do_not(one):
+    def times(x):
+        return x * jnp.ones(1, "bfloat16")
+
+    for value in (1.0, np.float32(1.001), 1.0, np.float32(1.001)):
+        found = one.run(times, (value,))
+        np.testing.assert_array_equal(found, times(value))
+        assert found.dtype == times(value).dtype
+    assert compiled(times) == 2
+
+
+def test_whole_numbers_that_devices_do_not_have_are_refused(one):
+    assert int(one.run(lambda x: x[0], (np.array([2**31 - 1, -(2**31)]),))) == 2**31 - 1
+    for number in (2**31, -(2**40)):
+        with pytest.raises(TypeError, match=f"has the number {number}, but devices compute with whole numbers of 32"):
+            one.run(lambda x: x, (np.array([5, number]),))
+
+
+def test_a_variable_is_a_result(one):
+    weight = keras.Variable(3.0)
+    assert float(one.run(lambda: weight)) == 3
+    weight.assign(4.0)
+    assert float(one.run(lambda: {"weight": weight})["weight"]) == 4
 
 
 # --- variables -------------------------------------------------------------------------------------------------------
@@ -202,6 +240,49 @@ def test_counts_that_differ_between_replicas_are_mentioned(caplog):
     assert (int(calls), int(rows)) == (1, 1)
     assert "The state 'rows' consists of whole numbers and differs between replicas" in caplog.text
     assert "'calls'" not in caplog.text
+
+
+def test_gradients_of_gradients(one):
+    v, w = keras.Variable(2.0), keras.Variable(3.0)
+
+    def slope():
+        return ipu.training.gradients(lambda: v * w * w, [v])[0]
+
+    def second():
+        return ipu.training.gradients(slope, [w])[0]
+
+    assert float(second()) == float(one.run(second)) == 6
+
+    def with_w(x):
+        with keras.StatelessScope([(w, x)]):
+            return slope()
+
+    assert (float(with_w(5.0)), float(jax.grad(with_w)(5.0))) == (25, 10)
+    assert list(map(float, ipu.training.gradients(lambda: w * w, [w, w]))) == [6, 6]
+
+
+class Slope(keras.layers.Layer):
+    """The slope of the sum of x @ w when x is scaled."""
+
+    def build(self, shape):
+        self.w = self.add_weight((shape[-1], 1), "ones")
+        self.scale = self.add_weight((), "ones", trainable=False)
+
+    def call(self, x):
+        def total():
+            return keras.ops.sum(keras.ops.matmul(x * self.scale, self.w))
+
+        return ipu.training.gradients(total, [self.scale])[0] + 0 * keras.ops.matmul(x, self.w)
+
+
+@pytest.mark.parametrize("place", ["plain Keras", "a strategy"])
+def test_gradients_in_a_layer(place):
+    """The loss is (4 rows * 2 columns * w)^2 for equal weights w; its gradient in each weight is 64 w."""
+    with strategy(1).scope() if place == "a strategy" else contextlib.nullcontext():
+        model = keras.Sequential([keras.Input((2,)), Slope()])
+        model.compile(keras.optimizers.SGD(0.001), "mse")
+    model.fit(np.ones((4, 2), "float32"), np.zeros((4, 1), "float32"), batch_size=4, epochs=3, verbose=0)
+    np.testing.assert_allclose(model.layers[0].w.numpy().ravel(), (1 - 0.064) ** 3, rtol=1e-5)
 
 
 def test_moving_statistics_and_metrics_agree_over_replicas():

@@ -111,6 +111,22 @@ def test_the_end_of_the_data_on_replicas_leaves_no_failure_behind():
     assert copy_while(infeed, outfeed, 2, 2).ravel().tolist() == [0, 1, 2, 3]
 
 
+def test_a_feed_that_ends_takes_nothing_from_the_others():
+    long, outfeed = feeds(lambda: numbers(8))
+    short, _ = feeds(lambda: numbers(3))
+
+    def both():
+        through(long, outfeed, 2)
+        ipu.loops.repeat(2, lambda _: None, [], short)
+
+    strategy(1).run(both)
+    with pytest.raises(OutOfRangeError, match="takes 2 elements of the infeed queue, but 1 are left"):
+        strategy(1).run(both)
+    assert isinstance(short.initializer, Operation)
+    strategy(1).run(both)
+    assert outfeed.dequeue().ravel().tolist() == [0, 1, 2, 3]
+
+
 def test_elements_left_at_the_end_can_still_be_taken():
     infeed, outfeed = feeds(lambda: numbers(5))
     with pytest.raises(OutOfRangeError, match="takes 6 elements of the infeed queue, but 5 are left"):

@@ -28,9 +28,8 @@ def fetch(resident: Tree, batch: Tree) -> Tree:
 
 
 def rows_of(batch: Tree) -> int:
-    """The number of samples in a batch, or 0 if there is no batch."""
-    leaves = jax.tree.leaves(batch)
-    return int(leaves[0].shape[0]) if leaves else 0
+    """The number of samples in a batch, or 0 if there is no batch. Numbers beside the arrays do not count."""
+    return next((int(leaf.shape[0]) for leaf in jax.tree.leaves(batch) if leaf.shape), 0)
 
 
 def own_column(body: Tree) -> Tree:

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from openipu.engine.devices.replicas import Replicas
 from openipu.engine.types import Array
 
 import jax
@@ -46,16 +47,27 @@ class CallArguments:
                 static.append(_Feed(list(feeds).index(id(leaf)), leaf.feed_key()))
             elif _is_array(leaf):
                 static.append(_INPUT)
-                arrays.append(_array(leaf))
+                arrays.append(as_input(leaf))
             else:
                 static.append(leaf)
-        shapes = tuple((a.shape, np.dtype(a.dtype)) for a in arrays)
+        # A Python float is an array that takes the dtype of what it is combined with.
+        shapes = tuple((a.shape, np.dtype(a.dtype), getattr(a, "weak_type", False)) for a in arrays)
         key = (structure, shapes, tuple(map(_identity, static)))
         return cls(arrays, list(feeds.values()), structure, static, key)
 
     def with_stand_ins(self) -> CallArguments:
         """The same call with stand-ins for the feeds, to trace a program that serves others as well."""
         return replace(self, feeds=[feed.stand_in() for feed in self.feeds])
+
+    def placed_on(self, replicas: Replicas) -> CallArguments:
+        """The same call, with arrays that are on other devices sent to those of `replicas`."""
+        wanted = {*replicas.devices}
+
+        def placed(array: Array | np.ndarray) -> Array | np.ndarray:
+            elsewhere = isinstance(array, jax.Array) and array.committed and array.devices() != wanted
+            return replicas.send(array) if elsewhere else array
+
+        return replace(self, arrays=[placed(array) for array in self.arrays])
 
     def args(self, arrays: list[Array]) -> Any:
         """(args, kwargs), with these arrays as the inputs."""
@@ -96,7 +108,8 @@ def _is_array(leaf: object) -> bool:
     )
 
 
-def _array(leaf: object) -> Array | np.ndarray:
+def as_input(leaf: object) -> Array | np.ndarray:
+    """An array as an input of a program. Raises if devices would compute with other numbers."""
     if isinstance(leaf, float | complex):
         return jnp.asarray(leaf)
     array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
@@ -105,6 +118,14 @@ def _array(leaf: object) -> Array | np.ndarray:
             f"An argument of shape {array.shape} has dtype float64, which devices do not compute in. Give float32: "
             "`array.astype('float32')`."
         )
+    if array.dtype in (np.int64, np.uint64) and array.size:
+        limits = np.iinfo(np.int32 if array.dtype == np.int64 else np.uint32)
+        largest = max(int(array.max()), int(array.min()), key=abs)
+        if not limits.min <= largest <= limits.max:
+            raise TypeError(
+                f"An argument of shape {array.shape} and dtype {array.dtype} has the number {largest}, but devices "
+                f"compute with whole numbers of 32 bits. Give numbers from {limits.min} to {limits.max}, or floats."
+            )
     return array
 
 

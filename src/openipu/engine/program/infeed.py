@@ -12,7 +12,7 @@ import contextlib
 import math
 import threading
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple, Self
 
 from openipu import _validate as validate
@@ -120,10 +120,10 @@ class InfeedSource:
 
     # --- the host's side
 
-    def slab(self, count: int, place: Placement) -> Tree:
-        """Send `count` elements to each replica."""
-        replicas, fed = place.replicas, place.fed
-        wanted = count * len(fed)
+    def take(self, count: int, place: Placement) -> list[Tree]:
+        """The next `count` elements for each replica. If there are not so many, an error is raised and none is lost."""
+        replicas = place.replicas
+        wanted = count * len(place.fed)
         elements = self.elements.take(wanted)
         found = [len(elements)] if replicas.is_local else group.exchange("the infeed queue", len(elements))
         if min(found) < wanted:
@@ -135,12 +135,7 @@ class InfeedSource:
             )
         if not replicas.is_local and not place.own_data:
             check_same(elements)
-
-        def stack(*rows: np.ndarray) -> np.ndarray:
-            return np.stack(rows).reshape(count, len(fed), *rows[0].shape)
-
-        stacked = jax.tree.map(stack, *elements)
-        return send_own(stacked, replicas.split(1), 1) if place.own_data else replicas.send(stacked, 1)
+        return elements
 
     def slab_bytes(self, count: int) -> int:
         """The bytes that a slab of `count` elements takes on each replica."""
@@ -210,6 +205,33 @@ class InfeedSource:
         for part, element in zip(self._dealt.values(), elements, strict=True):
             part.append(element)
         return True
+
+
+def slabs_of(wanted: Sequence[tuple[InfeedSource, int]], place: Placement) -> list[Tree]:
+    """The next elements of several sources, as many for each replica as given, sent to the devices.
+
+    If one source has too few, the others keep theirs.
+    """
+    taken: list[tuple[InfeedSource, list[Tree]]] = []
+    try:
+        for source, count in wanted:
+            taken.append((source, source.take(count, place)))
+    except BaseException:
+        for source, elements in reversed(taken):
+            source.elements.put_back(elements)
+        raise
+    return [_sent(elements, place) for _, elements in taken]
+
+
+def _sent(elements: list[Tree], place: Placement) -> Tree:
+    """Elements on the devices, as one slab."""
+    replicas, fed = place.replicas, len(place.fed)
+
+    def stack(*rows: np.ndarray) -> np.ndarray:
+        return np.stack(rows).reshape(-1, fed, *rows[0].shape)
+
+    stacked = jax.tree.map(stack, *elements)
+    return send_own(stacked, replicas.split(1), 1) if place.own_data else replicas.send(stacked, 1)
 
 
 class FeedArgument:

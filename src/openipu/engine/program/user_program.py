@@ -47,7 +47,7 @@ import numpy as np
 
 from . import optimizer_calls as optimize
 from .call_arguments import CallArguments, SameObject
-from .infeed import FeedArgument, InfeedSource
+from .infeed import FeedArgument, InfeedSource, slabs_of
 from .program_trace import NotInProgram, ProgramTrace, Site
 from .variable_scope import VariableScope
 
@@ -129,6 +129,8 @@ class UserProgram:
     def __call__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Run the function on all replicas, and return what the first one returns."""
         call = CallArguments.of(args, kwargs or {})
+        if self._place.replicas.is_local:
+            call = call.placed_on(self._place.replicas)
         with (
             uninterrupted(SHORT),
             running(call, "run", "a strategy"),
@@ -158,7 +160,8 @@ class UserProgram:
         def run(arrays: list[Array]) -> None:
             scope.belongs_here()
             with self._environment(trace):
-                self._fn(*call.args(arrays)[0], **call.args(arrays)[1])
+                positional, named = call.args(arrays)
+                jax.tree.map(jnp.asarray, self._fn(*positional, **named))  # a variable that is returned is read
 
         # The scope ends outside the tracing, because Keras then initialises the variables that were made in it.
         with tracing(), trace.active():
@@ -249,7 +252,7 @@ class UserProgram:
             return kept.program.call([])[0]  # nothing is sent, fetched or assigned
         given = kept.sources(call)
         with calls.doing("feed"), interruptible():
-            slabs = [given.get(id(feed), feed).slab(count, self._place) for feed, count in needs.sent.values()]
+            slabs = slabs_of([(given.get(id(feed), feed), count) for feed, count in needs.sent.values()], self._place)
         with contextlib.ExitStack() as lent, uninterrupted():
             for feed in needs.fetched:
                 if id(feed) in given:
