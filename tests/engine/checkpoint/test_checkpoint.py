@@ -1,5 +1,6 @@
 """Checkpoints are complete or not there, and training that goes on from one ends with the same bits."""
 
+import contextlib
 import os
 import random
 import re
@@ -192,6 +193,37 @@ def test_a_run_moves_between_devices(tmp_path):
     assert equal([np.asarray(v.value) for v in model.trainable_weights], end[2][: len(model.trainable_weights)])
 
 
+@pytest.mark.parametrize("data", ["tf.data", "grain"])
+@pytest.mark.parametrize("built", [False, True], ids=["new model", "built model"])
+@pytest.mark.parametrize("again", [False, True], ids=["another new model", "the same model"])
+def test_a_seeded_dataset_goes_on_whether_or_not_a_batch_is_read_to_build_the_model(tmp_path, built, again, data):
+    """Each opening of a seeded dataset draws another order."""
+
+    def fit(folder, model, at=1000, epochs=3):
+        checkpoint = ipu.callbacks.Checkpoint(tmp_path / folder, max_share=1)
+        with contextlib.suppress(InterruptedRunError):
+            return model.fit(
+                **SOURCES[data](), epochs=epochs, verbose=0, callbacks=[checkpoint, Interrupt(checkpoint, at)]
+            ).history
+
+    def made():
+        keras.utils.set_random_seed(1)
+        model = network()
+        if built:
+            model.fit(X, Y, batch_size=8, steps_per_epoch=1, verbose=0)
+        return model
+
+    whole = fit("whole", made())
+    for at in (2, 7):
+        model = made()
+        assert fit(f"cut {at}", model, at) is None
+        assert fit(f"cut {at}", model if again else network()) == whole
+    model = made()
+    for epochs in (1, 3):
+        parts = fit("parts", model, epochs=epochs)
+    assert parts == whole
+
+
 def test_callbacks_go_on_counting(tmp_path):
     def data():
         return {"x": X, "y": Y, "batch_size": 32}
@@ -268,8 +300,14 @@ def test_what_cannot_go_on_says_why(tmp_path):
     # Resume a run of 8 rows per batch after 3 batches with 5 rows per batch, and with other metrics.
     assert train(tmp_path / "run", SOURCES["in order"], 1) is None
     for settings, words in (
-        ({"metrics": []}, "metric variable 3 is `accuracy/total` there and missing here. Compile the model with"),
-        ({"optimizer": "sgd"}, "optimizer 1 is `Adam` there and `SGD` here. Compile the model with the same optimizer"),
+        (
+            {"metrics": []},
+            "metric variable 3 is `accuracy/total` in the checkpoint and missing in the model. Compile the",
+        ),
+        (
+            {"optimizer": "sgd"},
+            "velocity)` in the checkpoint and `SGD (iteration, learning_rate)` in the model. Compile",
+        ),
     ):
         model = network()
         model.compile(**({"optimizer": "adam", "loss": model.loss, "metrics": ["accuracy"]} | settings))

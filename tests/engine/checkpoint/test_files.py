@@ -85,9 +85,12 @@ def test_when_one_is_due(tmp_path):
 def test_what_does_not_fit_is_named(checkpoints):
     checkpoints.save(3, STATE, wait=True)
     for like, words in (
-        ({"weights": [np.zeros((2, 4)), STATE["weights"][1]]}, "`weights.0` is float64[2, 3] there and float64[2, 4]"),
-        ({"weights": STATE["weights"][:1]}, "`weights.1` is int8[2] there and missing here"),
-        ({"step": 0, "other": 1}, "`other` is missing there and an int here"),
+        (
+            {"weights": [np.zeros((2, 4)), STATE["weights"][1]]},
+            "`weights.0` is float64[2, 3] in the checkpoint and float64[2, 4]",
+        ),
+        ({"weights": STATE["weights"][:1]}, "`weights.1` is int8[2] in the checkpoint and missing here"),
+        ({"step": 0, "other": 1}, "`other` is missing in the checkpoint and an int here"),
     ):
         with pytest.raises(ValueError, match=re.escape(words)):
             checkpoints.restore(like)

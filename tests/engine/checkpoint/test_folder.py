@@ -286,14 +286,14 @@ def test_damaged_checkpoints_do_not_displace_good_ones(tmp_path):
 def test_contents_that_do_not_fit_change_nothing(tmp_path):
     fit(tmp_path, epochs=1)
     wrong = {
-        "fit.epoch": ("0", "`fit.epoch` is a str there and an int here"),
+        "fit.epoch": ("0", "`fit.epoch` is a str in the checkpoint and an int here"),
         "fit.position": ("{}", r"contents that `Checkpoint` does not write \(KeyError"),
         "fit.history": ('{"epoch": 3}', r"contents that `Checkpoint` does not write \(TypeError"),
         "fit.callbacks": ("no JSON", r"contents that `Checkpoint` does not write \(JSONDecodeError"),
     }
     good = json.loads((tmp_path / "8" / "openipu.json").read_text().partition("\n")[2])
     cases = [(name, value, words) for name, (value, words) in wrong.items()]
-    cases += [(name, None, f"`{name}` is missing there") for name in wrong]
+    cases += [(name, None, f"`{name}` is missing in the") for name in wrong]
     position = json.loads(good["values"]["fit.position"]) | {"done": "4"}
     cases.append(("fit.position", json.dumps(position), "a position has numbers of steps"))
     model = network()

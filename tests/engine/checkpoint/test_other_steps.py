@@ -151,6 +151,27 @@ def test_other_data_at_the_end_of_an_epoch(tmp_path: Path, count: int) -> None:
     assert max(steps) == 12 + count // 8
 
 
+def test_other_data_and_another_batch_size_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    with pytest.raises(StoppedError):
+        fit(tmp_path, 2, **rows(95), batch_size=8, stop=4)
+    with pytest.raises(
+        ValueError, match=r"after 4 of 12 batches of the data, of 8 rows each, but now there are 12, of 4"
+    ):
+        fit(tmp_path, 2, **rows(48), batch_size=4)
+    with pytest.raises(
+        ValueError, match=r"after 4 of 12 steps of an epoch, of 8 rows each, but now there are 12, of 4"
+    ):
+        fit(tmp_path, 2, **rows(95), batch_size=4, steps_per_epoch=12)
+    fit(tmp_path, 2, **rows(95), batch_size=4)
+
+
+def test_another_batch_size_at_the_end_of_an_epoch_within_a_pass(tmp_path: Path) -> None:
+    """The epoch has ended, though its steps would be fewer larger batches."""
+    fit(tmp_path, 1, **rows(96), batch_size=8, steps_per_epoch=4)
+    fit(tmp_path, 1, **rows(96), batch_size=16, steps_per_epoch=4, epochs=2)
+    assert max(int(folder.name) for folder in tmp_path.iterdir() if folder.name.isdigit()) == 4 + 4
+
+
 @pytest.mark.parametrize("steps", [2, 4, 9])
 def test_another_number_of_steps_at_the_end_of_an_epoch(tmp_path: Path, steps: int) -> None:
     before: Drawn = []
@@ -165,7 +186,7 @@ def test_positions_of_older_versions_can_be_read() -> None:
     here = Position(3, 1, 3, 3, opened=random(), ahead=random(), now=random(), read=2, steps=7)
     fields = json.loads(here.to_json())
     assert Position.from_json(json.dumps(fields)).read == 2
-    del fields["read"], fields["steps"]
+    del fields["read"], fields["steps"], fields["openings"]
     old = Position.from_json(json.dumps(fields))
     assert (old.done, old.read, old.steps) == (3, None, None)
     assert old.for_data(None, None, 9).done == 3

@@ -214,6 +214,19 @@ def test_keras_models_and_losses_inside_model_fn(tmp_path):
     assert result["loss"] == pytest.approx(float(plain) + result["penalty"], abs=0.3)
 
 
+@pytest.mark.parametrize("make", [keras.optimizers.Nadam, keras.optimizers.Adafactor], ids=lambda make: make.__name__)
+def test_optimizers_that_make_variables_without_a_name_scope(tmp_path, make):
+    """As in `fit`: what they keep in such variables begins anew in each step."""
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, kernel_initializer="ones")])
+    model.compile(make(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(ipu.data.repeat(X, Y, batch_size=16), steps_per_epoch=STEPS, shuffle=False, verbose=0)
+    params = {"net": lambda x: keras.layers.Dense(3, kernel_initializer="ones")(x)}  # noqa: PLW0108 - a new one each time
+    for steps in (STEPS // 2, STEPS):
+        found = estimator(tmp_path, optimizer=lambda: make(0.01), params=params).train(looped(), max_steps=steps)
+    np.testing.assert_allclose(found.get_variable_value("dense/kernel"), model.layers[0].kernel.numpy(), atol=1e-6)
+
+
 @pytest.mark.parametrize("wrap", [lambda o: o, lambda o: keras.optimizers.LossScaleOptimizer(o, initial_scale=1.0)])
 def test_another_learning_rate_counts_when_training_goes_on(tmp_path, wrap):
     def goes_on(rate):

@@ -407,7 +407,7 @@ def test_checkpoints_with_other_contents(tmp_path):
         ({"position": {"global_step": 8}}, "'batches' is missing"),
         ({"position": {"global_step": "8", "batches": 8}}, "'global_step' is '8'"),
         ({"order": "a\nb"}, "'b' is missing"),
-        ({"order": 3}, "`order` is an int there and a str here"),
+        ({"order": 3}, "`order` is an int in the checkpoint and a str here"),
         ({}, "model_fn makes different variables than the checkpoint in"),
     ):
         checkpoints.save(8, good | change, wait=True)

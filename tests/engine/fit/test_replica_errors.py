@@ -222,3 +222,13 @@ def test_weights_that_gradients_overwrite_are_not_added_up(replicas: int, steps:
         ValueError, match=r"replaces the weight '.*small/.*the gradients of 2 micro-batches are added up"
     ):
         model.fit(*zoo.numbers(32), batch_size=4, verbose=0)
+
+
+def test_weights_that_gradients_overwrite_are_trained(caplog: pytest.LogCaptureFixture) -> None:
+    policy = keras.dtype_policies.QuantizedFloat8DTypePolicy("float8", "float32")
+    model = made(1, lambda: keras.Sequential([keras.Input((6,)), layers.Dense(1, dtype=policy)]))
+    model.compile("sgd", "mse")
+    before = model.get_weights()
+    model.fit(*zoo.numbers(32), batch_size=4, verbose=0)
+    assert all((a != b).any() for a, b in zip(before, model.get_weights(), strict=True))
+    assert "have no gradient" not in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any
 
@@ -148,6 +149,25 @@ def test_augmentation_is_compiled_although_keras_would_not(caplog: pytest.LogCap
     model.predict(images, verbose=0)
     assert len(replication.programs(model, "predict")) == 1
     assert "compiled, though Keras would not do that with random_translation" in caplog.text
+
+
+def test_random_crops_cannot_be_compiled(caplog: pytest.LogCaptureFixture) -> None:
+    images = np.random.default_rng(0).random((6, 8, 8, 1), "float32")
+
+    def trained(scope: Any) -> dict[str, list[float]]:
+        keras.utils.set_random_seed(3)
+        with scope:
+            model = keras.Sequential(
+                [keras.Input((8, 8, 1)), layers.RandomCrop(5, 5), layers.GlobalAveragePooling2D(), layers.Dense(1)]
+            )
+        model.compile("sgd", "mse")
+        return model.fit(images, images[:, :1, 0, 0], batch_size=3, verbose=0).history
+
+    ours = trained(replication.strategy(1).scope())
+    assert "Keras' own loop runs this model step by step" in caplog.text
+    assert ours == trained(contextlib.nullcontext())
+    with pytest.raises(RuntimeError, match=r"supports_jit=False of layer 'random_crop"):
+        trained(replication.strategy(2).scope())
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=as_text)

@@ -71,8 +71,8 @@ def _like(saved: dict[str, Any], key: str, like: Tree, place: str) -> Tree:
         a, b = (_describe(leaves.get(name)) for leaves in (wanted, mine))
         if a != b:
             raise ValueError(
-                f"{place} does not match: `{name}` is {b} there and {a} here. Restore into the model, optimizer and "
-                "data that it was saved from, or use another folder."
+                f"{place} does not match: `{name}` is {b} in the checkpoint and {a} here. Restore into the model, "
+                "optimizer and data that it was saved from, or use another folder."
             )
     return jax.tree.unflatten(jax.tree.structure(like), [mine[name] for name in wanted])
 

@@ -209,7 +209,10 @@ def _check_gradients(model: keras.Model, trainer: Trainer | None, state: State, 
     seen = state if trainer is None else trainer.seen_by_keras(state)
     loss = loss_of(functools.partial(_train_forward, model), seen, batch)
     paths = [v.path for v in model.trainable_variables]
+    # The scales of float8 layers get new values in place of gradients, though no loss depends on them.
+    replaced = {v.path for v in model.trainable_variables if v.overwrite_with_gradient}
     names = without_gradient(lambda weights: loss(weights)[0], state.trainable, paths)
+    names = [name for name in names if name not in replaced]
     if names:
         log.warning(
             "%d of %d trainable weights of model %r have no gradient, because the loss does not depend on them: %s. "

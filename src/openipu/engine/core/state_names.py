@@ -21,7 +21,7 @@ from .state import State
 from .wrapped_optimizer import chain
 
 Names = dict[str, list[str]]
-"""For each part of a `State`: the names of its variables or, of the optimizers, the names of their classes."""
+"""For each part of a `State`: the names of its variables or, of the optimizers, their classes and what they keep."""
 
 _WEIGHTS: Final = {"trainable": "trainable", "non_trainable": "not trainable"}
 
@@ -35,9 +35,20 @@ def names_of(model: keras.Model, owners: State) -> Names:
     return {
         "trainable": [weights[id(v)] for v in owners.trainable],
         "non_trainable": [weights[id(v)] for v in owners.non_trainable],
-        "optimizer": [type(list(chain(o))[-1]).__name__ for o in _optimizers(model)],
+        "optimizer": [_optimizer_name(o, owners) for o in _optimizers(model)],
         "metrics": [metrics.get(id(v), v.path) for v in owners.metrics],
     }
+
+
+def _optimizer_name(optimizer: Any, owners: State) -> str:
+    """The class of an optimizer, and what it keeps: `SGD (iteration, learning_rate, momentum)`."""
+    weights = sorted((v.path.replace("/", "_") for v in owners.trainable), key=len, reverse=True)
+
+    def kind(slot: str) -> str:
+        return next((slot.removeprefix(f"{weight}_") for weight in weights if slot.startswith(f"{weight}_")), slot)
+
+    kinds = dict.fromkeys(kind(v.name) for v in optimizer.variables)
+    return f"{type(list(chain(optimizer))[-1]).__name__} ({', '.join(kinds)})"
 
 
 class _Numbering:
@@ -118,10 +129,11 @@ def check_names(saved: Names, here: Names, place: str) -> None:
         ("metrics", "metric variable", "Compile the model with the same metrics"),
     ):
         for i, (there, now) in enumerate(zip_longest(saved[part], here[part]), 1):
-            if there != now:
+            # Older checkpoints have only the class of an optimizer.
+            if there != now and not (there and now and now.startswith(f"{there} (")):
                 raise ValueError(
-                    f"{place} does not match: {what} {i} is {_quoted(there)} there and {_quoted(now)} here. {remedy}, "
-                    "or use another folder."
+                    f"{place} does not match: {what} {i} is {_quoted(there)} in the checkpoint and {_quoted(now)} "
+                    f"in the model. {remedy}, or use another folder."
                 )
 
 
@@ -149,8 +161,8 @@ def _check_same_parts(saved: Names, here: Names, place: str) -> None:
     for name, part in now.items():
         if there[name] != part:
             raise ValueError(
-                f"{place} does not match: `{name}` is {_WEIGHTS[there[name]]} there and {_WEIGHTS[part]} here. Freeze "
-                "the same layers, or use another folder."
+                f"{place} does not match: `{name}` is {_WEIGHTS[there[name]]} in the checkpoint and {_WEIGHTS[part]} "
+                "in the model. Freeze the same layers, or use another folder."
             )
 
 

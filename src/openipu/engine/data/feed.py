@@ -49,7 +49,7 @@ class Feed:
         """Where the feed is: just after the latest slab."""
         source = self.source
         here = replace(self._here, batch_size=source.batch_size, num_batches=source.num_batches, steps=self.num_steps)
-        return replace(here, opened=source.opened, ahead=random(), read=None)
+        return replace(here, opened=source.opened, openings=source.openings, ahead=random(), read=None)
 
     def read_since(self, position: Position) -> Position:
         """The same position, which knows how many batches have been read since."""

@@ -29,6 +29,7 @@ class Position:
     process has taken from the last pass, and `step` all steps. A batch has `batch_size` rows, a pass `num_batches`
     batches, and an epoch `steps` steps, if that is known.
 
+    `openings` counts how often the data was opened until then: once for each pass, and perhaps to look at a batch.
     `opened`, `ahead` and `now` are random states: when the last pass was opened, before the next slab was read (which
     happens while the last one still runs), and now. `read` counts the batches of this process that were read from
     `ahead` to `now`: none if the epoch has ended. `ends` has the random states at the ends of earlier epochs, for data
@@ -46,8 +47,9 @@ class Position:
     now: Random | None = None
     ends: tuple[Random, ...] = ()
     read: int | None = None
-    """None in checkpoints of older versions, as `steps`."""
+    """None in checkpoints of older versions, as `steps` and `openings`."""
     steps: int | None = None
+    openings: int | None = None
 
     def for_data(self, batch_size: int | None, num_batches: int | None, steps: int | None) -> Position:
         """The same position in data that may be cut into other batches and epochs.
@@ -55,19 +57,19 @@ class Position:
         Raises an error if there is none: between two batches of other sizes, or in the middle of other data.
         """
         old, ended = self.batch_size, self.read == 0
+        sizes = (1, 1) if batch_size is None or old is None else (old, batch_size)
         ends = {self.num_batches: num_batches}  # the last batch of each size may be smaller
-        if batch_size is None or old is None or batch_size == old:
-            if self.num_batches not in (self.taken, self.done):
-                _check_same("batches of the data", self.taken, self.num_batches, num_batches)
-            if not ended:
-                _check_same("steps of an epoch", self.done, self.steps, steps)
-            done, taken = (ends.get(n) or n for n in (self.done, self.taken))
-            read = self.read
-        else:
-            done, taken = (ends.get(n) or _rescale(n, old, batch_size) for n in (self.done, self.taken))
-            read = None if self.read is None else self.read * old // batch_size
-        if ended and steps != self.steps:
-            done = steps or done
+
+        def rescaled(batches: int) -> int:
+            return ends.get(batches) or _rescale(batches, *sizes)
+
+        if self.num_batches not in (self.taken, self.done):
+            _check_same("batches of the data", self.taken, (self.num_batches, num_batches), sizes)
+        if not ended:
+            _check_same("steps of an epoch", self.done, (self.steps, steps), sizes)
+        done = steps if ended and steps else rescaled(self.done)
+        taken = rescaled(self.taken)
+        read = None if self.read is None else self.read * sizes[0] // sizes[1]
         return dataclasses.replace(
             self, done=done, taken=taken, batch_size=batch_size, num_batches=num_batches, steps=steps, read=read
         )
@@ -113,12 +115,22 @@ def follow_first() -> None:
     set_random(_state(state))
 
 
-def _check_same(what: str, after: int, old: int | None, new: int | None) -> None:
-    """Raise if a checkpoint lies in the middle of `old` batches or steps, and now there are `new` ones."""
-    if old is not None and new is not None and old != new:
+def _check_same(what: str, after: int, numbers: tuple[int | None, int | None], sizes: tuple[int, int]) -> None:
+    """Raise if a checkpoint lies in the middle of other data.
+
+    `numbers` are those of batches or steps then and now, `sizes` the rows in each. The last one may have fewer rows.
+    """
+    old, new = numbers
+    if old is None or new is None:
+        return
+    most = min(old * sizes[0], new * sizes[1])
+    least = max((old - 1) * sizes[0], (new - 1) * sizes[1]) + 1
+    if least > most:
+        of_rows = ("", "") if sizes[0] == sizes[1] else tuple(f", of {size} rows each" for size in sizes)
         raise ValueError(
-            f"The checkpoint was saved after {after} of {old} {what}, but now there are {new}. Give the same data and "
-            "`steps_per_epoch` as before, at least until the epoch has ended; or use another folder."
+            f"The checkpoint was saved after {after} of {old} {what}{of_rows[0]}, but now there are {new}{of_rows[1]}. "
+            "Give the same data and `steps_per_epoch` as before, at least until the epoch has ended; or use another "
+            "folder."
         )
 
 

@@ -51,6 +51,8 @@ class Source(Protocol):
     batch_size: int | None
     opened: Random
     """The random state when the latest pass was opened."""
+    openings: int
+    """How often the data was opened: once for each pass, and perhaps to look at a batch."""
     changes: bool
     """Whether the data may change when an epoch ends."""
 
@@ -83,6 +85,7 @@ class ArraySource:
         self._replicas = replicas
         self.num_batches: int | None = adapter.num_batches
         self.changes = False
+        self.openings = 0
         self._adapter = adapter
         self._send()
 
@@ -175,32 +178,39 @@ class StreamSource:
             self.num_batches = None if None in counts else sum(counts)
         self.batch_size: int | None = adapter.batch_size
         self.changes = adapters.changes(adapter)
+        self.openings = 0
         self._peeked: tuple[Tree, Iterator[Tree]] | None = None
+        self._dropped: tuple[Tree, Iterator[Tree]] | None = None
+        """What was read to build the model, until the first pass starts."""
 
     def start(self, width: int) -> _StreamPass:
         """Start a pass. A batch that was already read to learn its size comes first."""
-        peeked, self._peeked = self._peeked, None
-        if not peeked:
-            self.opened = random()
-        batches = itertools.chain([peeked[0]], peeked[1]) if peeked else adapters.batches(self._adapter)
+        peeked, self._peeked, self._dropped = self._peeked, None, None
+        batches = itertools.chain([peeked[0]], peeked[1]) if peeked else self._open()
         return _StreamPass(batches, width, self._replicas, OwnParts(self._replicas) if self._own_data else None)
 
     def replay(self, position: Position) -> None:
         """End as many epochs, and open the data as many times, as happened before `position`.
 
-        A pass that was started to learn the size of a batch counts as the first one.
+        What was opened to look at a batch counts, too. It becomes the pass if that was opened at the same time.
         """
-        begun, passes = self._peeked is not None, position.passes - 1
-        if passes or not adapters.opens_once(self._adapter):
+        ahead = self._peeked is not None
+        # An older checkpoint does not say how often, so it was as often as here.
+        number = position.openings or position.passes + self.openings - ahead
+        if adapters.opens_once(self._adapter):
+            fitting = self.openings == number
+            self._peeked = (self._peeked or self._dropped) if fitting else None
+        else:
             self._peeked = None
         adapters.replay_epochs(self._adapter, [functools.partial(set_random, state) for state in position.ends])
-        adapters.replay_passes(self._adapter, passes - begun)
+        if not self._peeked:
+            adapters.replay_passes(self._adapter, number - 1 - self.openings)
 
     def first_batch(self) -> Tree:
         """Read one batch, for building the model."""
         batch, _ = self._peek()
         if not adapters.reads_ahead(self._adapter):
-            self._peeked = None
+            self._dropped, self._peeked = self._peeked, None
         return batch
 
     def batch_bytes(self) -> int:
@@ -222,13 +232,18 @@ class StreamSource:
 
     def _peek(self) -> tuple[Tree, Iterator[Tree]]:
         if self._peeked is None:
-            self.opened = random()
-            batches = adapters.batches(self._adapter)
+            batches = self._open()
             batch = next(batches, None)
             if batch is None:
                 raise adapters.empty_source()
             self._peeked = batch, batches
         return self._peeked
+
+    def _open(self) -> Iterator[Tree]:
+        """The batches from the first one on."""
+        self.opened = random()
+        self.openings += 1
+        return adapters.batches(self._adapter)
 
 
 class _StreamPass:

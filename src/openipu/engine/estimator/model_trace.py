@@ -108,7 +108,8 @@ class ModelFnTrace(Ledger):
                 "the layers inside model_fn, and call them before `minimize`."
             )
         if not optimizer.built:
-            optimizer.build(variables)
+            with self.building_optimizer():
+                optimizer.build(variables)
         return TrainOp(optimizer, loss, tuple(variables))
 
 

@@ -45,6 +45,7 @@ class Ledger(keras.StatelessScope):
         super().__init__(collect_losses=True, initialize_variables=False)
         self._bind, self._minimize, self.training = bind, minimize, training
         self.made: list[Made] = []
+        self._builds_optimizer = False
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Ledger:
@@ -69,10 +70,20 @@ class Ledger(keras.StatelessScope):
         """Make automatic names as if these had been used before."""
         keras_api.go_on_naming(names)
 
+    @contextlib.contextmanager
+    def building_optimizer(self) -> Iterator[None]:
+        """Until the block ends, new variables belong to an optimizer. Some of Keras' make theirs without a scope."""
+        self._builds_optimizer = True
+        try:
+            yield
+        finally:
+            self._builds_optimizer = False
+
     def add(self, variable: keras.Variable, initial: Callable[[], Array]) -> None:
         """Register a variable that was just made."""
         dtype = keras_api.stored_dtype(variable)
-        made = Made(variable, variable.path, tuple(variable.shape), dtype, _kind(), initial)
+        kind = "optimizer" if self._builds_optimizer else _kind()
+        made = Made(variable, variable.path, tuple(variable.shape), dtype, kind, initial)
         self.made.append(made)
         self.state_mapping[id(variable)] = self._bind(made, len(self.made) - 1)
 

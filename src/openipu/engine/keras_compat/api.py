@@ -188,10 +188,11 @@ def overrides(model: keras.Model, name: str) -> bool:
 def layers_without_jit(model: keras.Model) -> tuple[list[keras.Layer], list[keras.Layer]]:
     """The layers because of which Keras does not compile the model's steps, and those of them that JAX can compile.
 
-    The latter are Keras' own random augmentations: TensorFlow cannot compile them.
+    The latter are Keras' own random augmentations: TensorFlow cannot compile them. JAX cannot compile the slices of
+    `RandomCrop` either.
     """
     found = [layer for layer in all_layers(model) if not layer.supports_jit]
-    return found, [layer for layer in found if isinstance(layer, DataLayer)]
+    return found, [x for x in found if isinstance(x, DataLayer) and not isinstance(x, keras.layers.RandomCrop)]
 
 
 def update_metrics(
