@@ -213,3 +213,11 @@ def test_places_that_are_no_folder_are_refused(folder, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="`dir` is"):
         ipu.callbacks.Checkpoint(folder)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_how_the_program_logs_stays_as_it_is(checkpoints, monkeypatch):
+    """Orbax logs through absl, which gives the root logger a handler if it has none."""
+    monkeypatch.setattr(logging.root, "handlers", [])
+    checkpoints.save(1, STATE, wait=True)
+    assert checkpoints.restore(STATE)[0] == 1
+    assert logging.root.handlers == []

@@ -23,6 +23,7 @@ import numpy as np
 from . import files
 from .files import DamagedError
 from .folder import FolderLock, prepare, why
+from .quiet_orbax import orbax_checkpoint
 
 log = logging.getLogger("openipu")
 
@@ -131,8 +132,7 @@ class Checkpoints:
 
     def _save(self, step: int, arrays: dict[str, Any], values: dict[str, Any], run: RunRecorder | None) -> None:
         try:
-            import orbax.checkpoint  # noqa: F401 - before the clock starts, because importing takes longer than writing
-
+            orbax_checkpoint()  # before the clock starts, because importing takes longer than writing
             on_host = {name: np.asarray(a) for name, a in arrays.items()}
             began = time.monotonic()
             if not self._lock.held:

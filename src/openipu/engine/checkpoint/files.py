@@ -14,6 +14,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -24,7 +25,7 @@ import jax
 import numpy as np
 
 from .folder import check_space, why
-from .quiet_orbax import quiet_orbax
+from .quiet_orbax import orbax_checkpoint, quiet_orbax
 
 MANIFEST = "openipu.json"
 """The file with numbers, strings and the digest of every other file. Its first line is its own digest."""
@@ -92,7 +93,7 @@ def write(folder: Path, step: int, arrays: dict[str, np.ndarray], values: dict[s
     unfinished.mkdir(parents=True)
     check_space(folder, sum(a.nbytes for a in arrays.values()))
     if arrays:
-        with quiet_orbax(), _checkpointer() as orbax:
+        with _checkpointer() as orbax:
             orbax.save(unfinished / _ARRAYS, arrays)
     record = json.dumps({"step": step, "values": values, "files": dict(_digests(unfinished))}, indent=1)
     (unfinished / MANIFEST).write_text(f"{_digest(record)}\n{record}", encoding="utf-8")
@@ -158,14 +159,17 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8")).hexdigest()[:32]
 
 
-def _checkpointer() -> Any:
-    import orbax.checkpoint as ocp
-
-    # In a group of processes, each one that reads or writes does so by itself.
-    here = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(here, {here}, f"openipu-{here}")
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
-    return ocp.Checkpointer(handler, multiprocessing_options=alone)
+@contextmanager
+def _checkpointer() -> Iterator[Any]:
+    """What reads and writes arrays."""
+    with quiet_orbax():
+        ocp = orbax_checkpoint()
+        # In a group of processes, each one that reads or writes does so by itself.
+        here = jax.process_index()
+        alone = ocp.options.MultiprocessingOptions(here, {here}, f"openipu-{here}")
+        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+        with ocp.Checkpointer(handler, multiprocessing_options=alone) as orbax:
+            yield orbax
 
 
 def is_checkpoint(path: Path) -> bool:

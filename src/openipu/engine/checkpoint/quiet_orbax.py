@@ -1,4 +1,4 @@
-"""Orbax without its tracebacks: when it cannot write, one error is enough.
+"""Orbax without its tracebacks and its log handler: when it cannot write, one error is enough.
 
 Orbax raises an error to its caller. Besides, its threads log tracebacks, and writes that are still under way when it
 gives up cannot report to it any more, which Python prints as exceptions that were ignored.
@@ -6,6 +6,7 @@ gives up cannot report to it any more, which Python prints as exceptions that we
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 import threading
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 _LAST_WRITES_SECONDS: Final = 0.2
@@ -21,6 +23,12 @@ _LAST_WRITES_SECONDS: Final = 0.2
 _lock = threading.Lock()
 _users = 0
 _hook_before: Callable[[Any], Any] = sys.unraisablehook
+
+
+def orbax_checkpoint() -> ModuleType:
+    """Orbax, imported when it is first needed, because that takes long."""
+    with quiet_orbax():
+        return importlib.import_module("orbax.checkpoint")
 
 
 @contextmanager
@@ -42,6 +50,8 @@ def _enter() -> None:
         _users += 1
         if _users == 1:
             _hook_before, sys.unraisablehook = sys.unraisablehook, _say_ignored
+            if not logging.root.handlers and logging.lastResort is not None:
+                logging.root.addHandler(logging.lastResort)  # or Orbax adds one, and then all lines look different
             logging.getLogger("absl").addFilter(_is_worth_saying)
 
 
@@ -51,6 +61,8 @@ def _leave() -> None:
         _users -= 1
         if _users == 0:
             logging.getLogger("absl").removeFilter(_is_worth_saying)
+            if logging.lastResort is not None:
+                logging.root.removeHandler(logging.lastResort)
             if sys.unraisablehook is _say_ignored:  # nobody else has set one meanwhile
                 sys.unraisablehook = _hook_before
 
