@@ -13,6 +13,7 @@ from openipu.engine.host_io.outfeed_buffer import HostBuffer, IPUOutfeedMode, fi
 from openipu.engine.keras_compat.api import in_symbolic_scope
 from openipu.engine.program.program_trace import in_stage
 from openipu.engine.program.user_program import Operation
+from openipu.engine.shapes import specs_of
 from openipu.engine.types import Tree
 from openipu.errors import FailedPreconditionError
 from openipu.ipu_infeed_queue import check_use
@@ -79,7 +80,7 @@ class IPUOutfeedQueue:
         if not in_stage() and enqueued.enqueue(self._buffer, value):
             return Operation()
         trace = check_use(self.device_ordinal, "outfeed")
-        spec = enqueued.shapes_of(value)
+        spec = specs_of(value)
         if not trace.discovering:
             waiting = self._buffer.outlet.put(trace.scope.cell(self._buffer), value, trace.replicas.index())
             trace.scope.set_cell(self._buffer, waiting)

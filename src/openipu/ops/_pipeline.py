@@ -17,6 +17,7 @@ from openipu.engine.program.call_arguments import as_input
 from openipu.engine.program.program_trace import NotInProgram, current
 from openipu.engine.program.user_program import Operation, check_same_arguments
 from openipu.engine.schedule.schedules import Schedule
+from openipu.engine.shapes import specs_of
 from openipu.engine.types import Array, DTypeOption, Tree
 from openipu.ipu_infeed_queue import IPUInfeedQueue
 from openipu.ipu_outfeed_queue import IPUOutfeedMode, IPUOutfeedQueue
@@ -140,7 +141,7 @@ def _run(request: Request, count: int, inputs: Sequence[Any], infeed: IPUInfeedQ
     constants = tuple(np.asarray(as_input(value)) for value in inputs)
     spec = infeed.element_spec if infeed is not None else ()
     one = jax.ShapeDtypeStruct((1,), np.int32)
-    element = (one, jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), constants), spec)
+    element = (one, specs_of(constants), spec)
     ready = runner(request, element)
     replicas = ready.place.replicas
     if not replicas.is_local:

@@ -10,13 +10,14 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from openipu.engine.core.enqueued import ignored, shapes_of
+from openipu.engine.core.enqueued import ignored
 from openipu.engine.core.model_state import Carried, carried_by, carry, values_of, variables_of
 from openipu.engine.core.optimizer_chain import describe
 from openipu.engine.core.state import parts_of
 from openipu.engine.devices.dtypes import narrowed
 from openipu.engine.keras_compat.api import random_seed
 from openipu.engine.keras_compat.patches import OWN_APPLY, OWN_APPLY_GRADIENTS, tracing
+from openipu.engine.shapes import specs_of
 from openipu.engine.types import Array, Tree
 
 import jax
@@ -79,5 +80,5 @@ def _updated(model: keras.Model, optimizers: dict[str, Optimizer], batch: Tree) 
             apply, apply_gradients = noting(name)
             noted.enter_context(OWN_APPLY.using(apply, on=optimizer))
             noted.enter_context(OWN_APPLY_GRADIENTS.using(apply_gradients, on=optimizer))
-        jax.eval_shape(run, shapes_of(values_of(variables_of(model, "train"))), shapes_of(batch))
+        jax.eval_shape(run, specs_of(values_of(variables_of(model, "train"))), specs_of(batch))
     return {name: list(weights.values()) for name, weights in found.items() if weights}

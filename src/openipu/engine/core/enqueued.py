@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from openipu.engine.shapes import specs_of
 from openipu.engine.types import Tree
 
 import jax
@@ -75,7 +76,7 @@ class Enqueued:
 
     def specs(self) -> dict[Any, Tree]:
         """The shapes of the elements, by outfeed."""
-        return {outfeed: shapes_of(element) for outfeed, element in self.items()}
+        return {outfeed: specs_of(element) for outfeed, element in self.items()}
 
 
 class _Place(Protocol):
@@ -192,8 +193,3 @@ def _going_to(place: _Place) -> Iterator[None]:
 def traced_program() -> object:
     """Identifies the program that JAX is tracing now."""
     return get_opaque_trace_state(convention="flax")
-
-
-def shapes_of(tree: Tree) -> Tree:
-    """Shapes and dtypes."""
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from openipu.engine.devices.dtypes import is_numeric, narrowed
+from openipu.engine.shapes import specs_of
 from openipu.engine.types import Data, Tree
 from openipu.errors import InvalidArgumentError
 
@@ -16,7 +17,7 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from .slab import as_arrays, described
+from .slab import as_arrays
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -62,7 +63,7 @@ def describe(dataset: Data, open_: Callable[[], Iterator[Tree]]) -> tuple[Tree, 
     if first is None:
         raise ValueError("The dataset has no elements. Give at least one.")
     first = normal(first)
-    return _checked(described(first)), _chain(first, elements)
+    return _checked(specs_of(first)), _chain(first, elements)
 
 
 def _chain(first: Tree, rest: Iterator[Tree]) -> Iterator[Tree]:

@@ -15,12 +15,13 @@ from openipu.engine.devices import group
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.transfer import of_all_processes, send_own
 from openipu.engine.keras_compat import api as keras_api
+from openipu.engine.shapes import signature
 from openipu.engine.types import Tree
 
 import jax
 import numpy as np
 
-from .slab import Slab, deal, send_slab, shapes_of, stack_rows
+from .slab import Slab, deal, send_slab, stack_rows
 
 NEXT: Final = "the next batches"
 """Where processes are when they read data."""
@@ -79,7 +80,7 @@ class OwnParts:
 
 
 def _text(batch: Tree) -> str:
-    structure, leaves = shapes_of(batch)
+    structure, leaves = signature(batch)
     return f"{structure}: " + ", ".join(f"{dtype.name}{list(shape)}" for shape, dtype in leaves)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openipu.engine.devices.replicas import Replicas
+from openipu.engine.shapes import signature
 from openipu.engine.types import Tree
 
 import jax
@@ -84,26 +85,15 @@ def _dense(leaf: object) -> np.ndarray:
     return np.asarray(leaf.todense() if hasattr(leaf, "todense") else leaf)
 
 
-def shapes_of(tree: Tree) -> tuple[jax.tree_util.PyTreeDef, tuple[tuple[tuple[int, ...], np.dtype], ...]]:
-    """The structure, shapes and dtypes of arrays, to compare batches by and to look up programs by."""
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, tuple((a.shape, np.dtype(a.dtype)) for a in leaves)
-
-
 def is_tail(batch: Tree, full: Tree) -> bool:
     """Whether `batch` is `full` with fewer rows."""
-    if full is None or shapes_of(batch)[0] != shapes_of(full)[0]:
+    if full is None or signature(batch)[0] != signature(full)[0]:
         return False
     pairs = list(zip(jax.tree.leaves(batch), jax.tree.leaves(full), strict=True))
     return all(
         a.ndim and b.ndim and a.dtype == b.dtype and a.shape[1:] == b.shape[1:] and a.shape[0] < b.shape[0]
         for a, b in pairs
     )
-
-
-def described(batch: Tree) -> Tree:
-    """The shapes and dtypes of a batch, without its values."""
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), batch)
 
 
 class Batches:

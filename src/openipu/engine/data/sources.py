@@ -11,6 +11,7 @@ from typing import Protocol
 from openipu.engine.devices import group
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.keras_compat import api as keras_api
+from openipu.engine.shapes import signature, specs_of
 from openipu.engine.types import Data, Tree
 
 import jax
@@ -19,7 +20,7 @@ import numpy as np
 from . import adapters
 from .instances import NEXT, OwnParts, check_same
 from .position import Position, Random, random, set_random
-from .slab import Batches, Slab, as_arrays, described, is_tail, send_slab, shapes_of
+from .slab import Batches, Slab, as_arrays, is_tail, send_slab
 
 SAMPLED = 1 << 20
 """How many bytes of an array are looked at to see whether it was changed in place."""
@@ -274,7 +275,7 @@ class _StreamPass:
         for _ in range(steps):
             batch = self._one()
             if batch is not None and not is_tail(batch, self._full):
-                self._full = described(batch)
+                self._full = specs_of(batch)
 
     def read_apart(self, steps: int) -> None:
         self._batches = _read_apart(self._batches, steps, random())
@@ -293,11 +294,11 @@ class _StreamPass:
         alike = Batches(self._width)
         while alike.count < steps and (batch := self._one()) is not None:
             if (not alike.count and is_tail(batch, self._full)) or (
-                alike.count and shapes_of(batch) != shapes_of(self._full)
+                alike.count and signature(batch) != signature(self._full)
             ):
                 return alike, batch
             if not alike.count:
-                self._full = described(batch)
+                self._full = specs_of(batch)
             alike.add(batch)
         return alike, None
 

@@ -26,7 +26,6 @@ from openipu.engine.core.update_rules import check_accumulation
 from openipu.engine.core.wrapped_optimizer import chain
 from openipu.engine.data.feed import Feed
 from openipu.engine.data.make_feed import make_feed
-from openipu.engine.data.slab import shapes_of
 from openipu.engine.devices import group, systems
 from openipu.engine.devices.launching import Wait
 from openipu.engine.devices.placement import Placement, placement_on
@@ -35,6 +34,7 @@ from openipu.engine.devices.running import refuse_elsewhere, running
 from openipu.engine.facts.calls import Recording, doing, recorded
 from openipu.engine.interrupts import SHORT, interruptible, uninterrupted
 from openipu.engine.report.folder import FolderReport
+from openipu.engine.shapes import signature
 from openipu.engine.types import Data, Tree
 
 import jax
@@ -95,7 +95,7 @@ class EstimatorRunner:
 
     def program(self, mode: str, batch: Tree, place: Placement, params: Params) -> ModelProgram:
         """The program for batches like this one. It is made once and then kept."""
-        key = (mode, place, shapes_of(batch))
+        key = (mode, place, signature(batch))
         self._programs = {k: program for k, program in self._programs.items() if k[1].generation == place.generation}
         if key not in self._programs:
             with doing("plan"):

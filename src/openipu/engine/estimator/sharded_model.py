@@ -25,8 +25,8 @@ from openipu.engine.pipeline.partition.program_cut import (
     choose,
     trace,
 )
-from openipu.engine.pipeline.runtime.stage_function import specs_of
 from openipu.engine.schedule.schedules import Sequential
+from openipu.engine.shapes import specs_of
 from openipu.engine.types import Array, Tree
 
 import jax

@@ -16,7 +16,7 @@ from typing import Any
 from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.state import Outcome, State
 from openipu.engine.data.instances import OwnParts, check_same
-from openipu.engine.data.slab import Slab, shapes_of
+from openipu.engine.data.slab import Slab
 from openipu.engine.devices.launching import in_turn
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
@@ -28,6 +28,7 @@ from openipu.engine.facts.timeline import Interval
 from openipu.engine.facts.values import PipelineFacts
 from openipu.engine.host_io.outfeed_buffer import filled
 from openipu.engine.host_io.step_logs import StepLogs
+from openipu.engine.shapes import signature, specs_of
 from openipu.engine.types import Array, Tree
 
 import jax
@@ -105,7 +106,7 @@ class Loop(abc.ABC):
         """Run one slab, in one launch, or in two if it has a remainder. `launch` may replace the call of a program."""
         if slab.body is None:
             slab = _single(slab.tail, self._place.replicas)
-        fixed, replicas = shapes_of((state, resident, slab.body)), self._place.replicas
+        fixed, replicas = signature((state, resident, slab.body)), self._place.replicas
         jobs = self._jobs(Counts(0, *divmod(slab.count, replicas.count)), slab)
         # All programs first: the first launch uses up the state, which must not be lost if a second program fails.
         programs = [self._program(fixed, state, resident, slab.body, job) for job in jobs]
@@ -169,14 +170,14 @@ class Loop(abc.ABC):
 
     def _program(self, fixed: Tree, state: State, resident: Tree, body: Tree, job: Job) -> CompiledProgram:
         """The program for jobs like this one, compiled if there is none yet."""
-        key = (fixed, shapes_of(job.tail), job.form)
+        key = (fixed, signature(job.tail), job.form)
         if key not in self.programs:
             self.programs[key] = self._compile(state, resident, body, job)
         return self.programs[key]
 
     def _compile(self, state: State, resident: Tree, body: Tree, job: Job) -> CompiledProgram:
-        log.debug("%s: compiling for slabs of %s, %s", self._name, shapes_of(body), job.form)
-        specs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (state, resident, body))
+        log.debug("%s: compiling for slabs of %s, %s", self._name, signature(body), job.form)
+        specs = specs_of((state, resident, body))
 
         def compiled(outfeeds: Specs) -> CompiledProgram:
             return compile_program(

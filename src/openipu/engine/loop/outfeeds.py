@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from openipu import _validate as validate
-from openipu.engine.core.enqueued import Enqueued, shapes_of
+from openipu.engine.core.enqueued import Enqueued
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.host_io.outfeed_buffer import HostBuffer, Waiting
+from openipu.engine.shapes import specs_of
 from openipu.engine.types import Array, Tree
 
 from jax import lax
@@ -81,7 +82,7 @@ def mention_incomplete() -> None:
 
 
 def _put(outfeed: HostBuffer, cell: Waiting, spec: Tree, element: Tree, me: Array, complete: Number) -> Waiting:
-    if complete is False or shapes_of(element) != spec:
+    if complete is False or specs_of(element) != spec:
         mention_incomplete()
         return cell
     if complete is True:

@@ -24,10 +24,11 @@ from openipu.engine.pipeline.partition.assignment import stages_of_model
 from openipu.engine.pipeline.partition.automatic import balanced
 from openipu.engine.pipeline.partition.costs import bytes_of
 from openipu.engine.pipeline.runtime.packing import Spec
-from openipu.engine.pipeline.runtime.stage_function import Arrays, StageContext, StageFunction, StageResults, specs_of
+from openipu.engine.pipeline.runtime.stage_function import Arrays, StageContext, StageFunction, StageResults
 from openipu.engine.pipeline.runtime.stage_layout import StageLayout
 from openipu.engine.pipeline.runtime.traced_stages import TracedStage, trace_stages
 from openipu.engine.pipeline.runtime.variable_store import make_store, zero_filled
+from openipu.engine.shapes import specs_of
 from openipu.engine.types import Tree
 
 import jax

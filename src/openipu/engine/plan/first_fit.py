@@ -14,7 +14,7 @@ from openipu.engine.data.feed import Feed
 from openipu.engine.devices.placement import Placement
 from openipu.engine.fit import about_to_train
 from openipu.engine.fit.session import Session
-from openipu.engine.pipeline.runtime.stage_function import specs_of
+from openipu.engine.shapes import specs_of
 from openipu.engine.types import Tree
 
 import keras

@@ -23,6 +23,7 @@ from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.devices.transfer import send_own
 from openipu.engine.host_io.host_call import host_call
+from openipu.engine.shapes import specs_of
 from openipu.engine.types import Array, Tree
 from openipu.errors import OutOfRangeError
 
@@ -105,7 +106,7 @@ class InfeedSource:
 
     def _fetch_if_needed(self, cell: Fetched, replicas: Replicas) -> Fetched:
         leaves, structure = jax.tree.flatten(cell.rows)
-        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves]
+        shapes = specs_of(leaves)
 
         def fetch() -> tuple[Array, ...]:
             # The argument `taken` keeps the calls in order.

@@ -7,6 +7,7 @@ from types import FunctionType
 from typing import Any
 
 from openipu.engine.core.operation_count import operations
+from openipu.engine.shapes import specs_of
 from openipu.engine.types import Tree
 
 import jax
@@ -107,6 +108,5 @@ def _cost(node: Node, values: dict[int, Value]) -> float:
 
 def cost_of(closed: ClosedJaxpr) -> float:
     """The cost of a traced program, estimated like that of a layer."""
-    given = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
-    moved = bytes_of(given) + bytes_of([jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.out_avals])
+    moved = bytes_of(specs_of([*closed.in_avals, *closed.out_avals]))
     return operations(closed) + BYTE * moved

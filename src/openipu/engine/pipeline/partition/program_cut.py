@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from openipu.engine.pipeline.runtime.stage_function import Arrays, StageContext, StageFunction, StageResults, specs_of
+from openipu.engine.pipeline.runtime.stage_function import Arrays, StageContext, StageFunction, StageResults
 from openipu.engine.pipeline.runtime.variable_store import zero_filled
+from openipu.engine.shapes import specs_of
 from openipu.engine.types import Array, Tree
 
 import jax

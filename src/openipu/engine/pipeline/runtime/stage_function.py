@@ -24,7 +24,6 @@ from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.extend.core import Literal as Constant
 
@@ -222,8 +221,3 @@ def _from_weights(closed: ClosedJaxpr, weights: int, outputs: Sequence[int]) -> 
         return [everything[i] for i in outputs]
 
     return run if outputs else lambda *_: []
-
-
-def specs_of(tree: Tree) -> Tree:
-    """The `jax.ShapeDtypeStruct` of every array in a tree."""
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), a.dtype), tree)

@@ -26,13 +26,14 @@ from openipu.engine.loop.outfeeds import Outfeeds, Specs
 from openipu.engine.loop.remainder import Counts, Form, Job
 from openipu.engine.schedule.measures import live_on_devices, measure
 from openipu.engine.schedule.table_arrays import TableArrays, compile_table
+from openipu.engine.shapes import specs_of
 from openipu.engine.types import Array, Tree
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from .stage_function import StageContext, StageFunction, specs_of
+from .stage_function import StageContext, StageFunction
 from .stage_layout import StageLayout
 from .stage_timing import TimedStages
 from .staged_execution import StagedExecution, updated, watched
