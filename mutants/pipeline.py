@@ -260,10 +260,24 @@ BUILD = [
     ),
     mutant(
         "statistics-on-two-devices-are-allowed",
-        "engine/pipeline/build/rules.py",
-        "far = devices[owner.index] != devices[stage.index]",
-        "far = False",
+        "engine/pipeline/build/keras_stages.py",
+        "if device != here}",
+        "if device < here - 9}",
         f"{PIPELINE}::test_moving_statistics_on_two_devices",
+    ),
+    mutant(
+        "complex-numbers-between-stages-have-no-gradient",
+        "engine/loop/arrays.py",
+        "jnp.issubdtype(array.dtype, jnp.inexact)",
+        "jnp.issubdtype(array.dtype, jnp.floating)",
+        "engine/pipeline/test_state_apart.py::test_complex_numbers_between_stages",
+    ),
+    mutant(
+        "a-users-name-is-taken-for-the-engines",
+        "engine/pipeline/runtime/stage_update.py",
+        're.compile(r".*_slice(\\d+)of")',
+        're.compile(r".*?_slice(\\d+)of")',
+        "engine/pipeline/test_state_apart.py::test_names_of_layers_that_look_like_those_of_the_engine",
     ),
     mutant(
         "devices-may-be-left-out",

@@ -56,6 +56,11 @@ class HasDtype(Protocol):
         """The type of its elements."""
 
 
+def has_gradient(array: HasDtype) -> bool:
+    """Whether a gradient can flow through an array: floating-point and complex numbers."""
+    return bool(jnp.issubdtype(array.dtype, jnp.inexact))
+
+
 def is_float(array: HasDtype) -> bool:
-    """Whether an array holds floating-point numbers, so that it can have gradients and be averaged."""
+    """Whether an array holds real floating-point numbers, so that it can be averaged."""
     return bool(jnp.issubdtype(array.dtype, jnp.floating))

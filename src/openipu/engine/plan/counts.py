@@ -17,7 +17,7 @@ from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.keras_compat.api import overrides
 from openipu.engine.keras_compat.patches import tracing
-from openipu.engine.loop.arrays import is_float, rows_of
+from openipu.engine.loop.arrays import has_gradient, rows_of
 from openipu.engine.pipeline.build.assemble import ModelInStages, StageVariables
 from openipu.engine.pipeline.build.keras_stages import stages_of_keras_model
 from openipu.engine.pipeline.partition.assignment import stages_of_model
@@ -68,7 +68,7 @@ class Counter:
         names = tuple((call.operation.name, stage) for call, stage in zip(found.calls, found.stages, strict=True))
         parts = stages_of_model(self.model, names, inputs, training=True, opening=found.opening)
         one = replace(self.place, replicas=Replicas(self.place.replicas.devices[:1]))
-        return stages_of_keras_model(self.model, "train", parts, one)
+        return stages_of_keras_model(self.model, "train", parts, range(stages), one)
 
     def _in_one_piece(self) -> ModelInStages:
         """The model as one stage, whose step is Keras' own."""
@@ -105,7 +105,7 @@ class Counter:
             size = bytes_of(weights)
             found.append(StageCounts(
                 forward, backward, per_weight[0] * size, size, round(per_weight[1] * size), _bytes(stage.kept),
-                _bytes(stage.receives), _bytes([spec for spec in stage.receives if is_float(spec)]),
+                _bytes(stage.receives), _bytes([spec for spec in stage.receives if has_gradient(spec)]),
             ))  # fmt: skip
         return tuple(found)
 
@@ -129,7 +129,7 @@ def _operations(
     forward = jax.make_jaxpr(derivative.forward)(weights, boundary, context)
     gradients: Any = jax.ShapeDtypeStruct((), "float32")
     if sends is not None:
-        gradients = _shapes([spec for spec in sends if is_float(spec)])
+        gradients = _shapes([spec for spec in sends if has_gradient(spec)])
     read = StageContext(context.batch, context.optimizer, None, [], [])
     backward = jax.make_jaxpr(derivative.backward)(weights, boundary, read, _shapes(stage.kept), gradients)
     return operations(forward), operations(backward)

@@ -26,7 +26,6 @@ from .rules import (
     check_all_devices_used,
     check_micro_batches,
     check_model,
-    check_shared_state,
 )
 
 
@@ -51,7 +50,6 @@ def make_keras_pipeline(model: keras.Model, mode: Mode, options: Options) -> Ker
     if pipelining.training:
         check_accumulation_is_set(pipelining)
         check_micro_batches(pipelining, "`gradient_accumulation_steps_per_replica`")
-    check_shared_state(stages, pipelining.devices)
     return KerasPipeline(stages, pipelining)
 
 
@@ -74,5 +72,5 @@ def make_keras_loop(
             {"offload_weight_update_variables": "a pipeline's optimizer state stays on the devices of its stages"}
         )
     outcome = make_outcome(model, mode, place.replicas, options)
-    staged = stages_of_keras_model(model, mode, pipeline.stages, place)
+    staged = stages_of_keras_model(model, mode, pipeline.stages, pipelining.devices, place)
     return make_loop(f"{model.name}_{mode}", outcome, staged, pipelining, place, live)

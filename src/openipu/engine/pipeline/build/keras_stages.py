@@ -46,6 +46,8 @@ class _KerasStage:
     state: tuple[int, ...]
     common: tuple[int, ...]
     """Numbers of the optimizer's variables that every stage has."""
+    apart: tuple[keras.Variable, ...]
+    """State of the stage that stages on other devices use, too."""
     structures: dict[int, jax.tree_util.PyTreeDef] = field(repr=False)
     """The structure of the boundary into each stage, known once the stage before has been traced."""
     checked: list[bool] = field(default_factory=list, repr=False)
@@ -71,7 +73,7 @@ class _KerasStage:
         mapping = [*zip(trainable, weights, strict=True), *zip(others, state, strict=True)]
         training = self.mode == "train"
         with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
-            outputs = run_stage(self.stage, pairs, x, training)
+            outputs = run_stage(self.stage, pairs, x, training, self.apart)
             if self.mode != "predict":
                 losses = [*losses[0], *scope.losses], [*losses[1], *_penalties(self.stage.variables)]
                 if not overrides(self.model, "compute_loss"):
@@ -150,8 +152,10 @@ def _penalties(variables: Sequence[keras.Variable]) -> Arrays:
     return [v.regularizer(v) for v in variables if v.trainable and getattr(v, "regularizer", None) is not None]
 
 
-def stages_of_keras_model(model: keras.Model, mode: Mode, stages: Sequence[Stage], place: Placement) -> ModelInStages:
-    """A Keras model as the executor runs it in `mode`."""
+def stages_of_keras_model(
+    model: keras.Model, mode: Mode, stages: Sequence[Stage], devices: Sequence[int], place: Placement
+) -> ModelInStages:
+    """A Keras model as the executor runs it in `mode`. `devices` has the device of each stage."""
     owners, optimizer = variables_of(model, mode), model.optimizer if mode == "train" else None
     weights = StageVariables(owners.trainable, _used(stages, owners.trainable))
     state = StageVariables(owners.non_trainable, _used(stages, owners.non_trainable))
@@ -160,8 +164,10 @@ def stages_of_keras_model(model: keras.Model, mode: Mode, stages: Sequence[Stage
         structures: dict[int, jax.tree_util.PyTreeDef] = {}
         change = gradient_map(optimizer, common)
         found = []
-        for stage, trained, others in zip(stages, weights.used, state.used, strict=True):
-            own = _KerasStage(model, mode, stage, trained, others, tuple(common), structures)
+        for stage, here, trained, others in zip(stages, devices, weights.used, state.used, strict=True):
+            elsewhere = {n for used, device in zip(state.used, devices, strict=True) for n in used if device != here}
+            apart = tuple(owners.non_trainable[n] for n in others if n in elsewhere)
+            own = _KerasStage(model, mode, stage, trained, others, tuple(common), apart, structures)
             run = on_replica(place, own.run, lambda context: rows_of(context.batch))
             layers = tuple(layer.name for layer in stage.layers)
             found.append(StageFunction(trained, others, run, change, layers))

@@ -6,12 +6,11 @@ checks the numbers of a schedule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from openipu.engine.core.pipelining import Pipelining
 from openipu.engine.core.updates import Updates
-from openipu.engine.pipeline.partition.split import Stage
 from openipu.engine.schedule.schedules import check as check_schedule
 
 import keras
@@ -74,23 +73,3 @@ def one_dtype(updates: Updates) -> Updates:
             "accumulates all gradients in one dtype. Give the name of one."
         )
     return updates
-
-
-def check_shared_state(stages: Sequence[Stage], devices: Sequence[int]) -> None:
-    """Raise if stages on two devices share a layer with moving statistics: each device would have its own."""
-    for stage in stages:
-        for variable in stage.borrows:
-            owner = next(other for other in stages if any(v is variable for v in other.variables))
-            far = devices[owner.index] != devices[stage.index]
-            if far and not variable.trainable and "float" in variable.dtype and _is_trained_with(variable, stage):
-                raise ValueError(
-                    f"Training changes {variable.path!r}, which is used by stages {owner.index} and {stage.index} on "
-                    "different devices. Put both stages on one device with `device_mapping`, or use a separate layer "
-                    "in each stage."
-                )
-
-
-def _is_trained_with(variable: keras.Variable, stage: Stage) -> bool:
-    """Whether a non-trainable variable belongs to a layer that is trained, so it is more than a frozen weight."""
-    layers = [node.operation for node in stage.nodes if node.is_layer]
-    return any(layer.trainable and any(v is variable for v in layer.variables) for layer in layers)

@@ -31,8 +31,10 @@ _draws: WeakKeyDictionary[Graph, dict[Hashable, Draws]] = WeakKeyDictionary()
 @contextlib.contextmanager
 def own_seeds(
     graph: Graph, cut: Sequence[int], stage: int, seeds: Sequence[keras.Variable], inputs: Sequence[Any], training: bool
-) -> Iterator[None]:
+) -> Iterator[set[int]]:
     """While active, shared seeds have the values that one stage would see if all ran on one device.
+
+    Yields the identities of these seeds.
 
     Args:
         graph: The whole model.
@@ -49,7 +51,7 @@ def own_seeds(
         if sum(counts):
             starts.append((seed, seed.value, sum(counts)))
             seed.assign(_counted_up(seed.value, sum(counts[:stage])))
-    yield
+    yield {id(seed) for seed, _, _ in starts}
     for seed, start, total in starts:
         seed.assign(_counted_up(start, total))
 

@@ -55,7 +55,9 @@ class Stage:
     """The stage of each node of the graph."""
 
 
-def run_stage(stage: Stage, boundary: Boundary, inputs: Tree, training: bool) -> Tree:
+def run_stage(
+    stage: Stage, boundary: Boundary, inputs: Tree, training: bool, apart: Sequence[keras.Variable] = ()
+) -> Tree:
     """Run one stage. Returns the boundary to the next stage or, from the last stage, the model's outputs.
 
     It reads and writes variables through the `keras.StatelessScope` around it. Random layers that several stages share
@@ -66,6 +68,8 @@ def run_stage(stage: Stage, boundary: Boundary, inputs: Tree, training: bool) ->
         boundary: What the stage before returned; empty in the first stage.
         inputs: The inputs of the model for this micro-batch.
         training: The mode.
+        apart: Variables that stages on other devices use, too. Seeds may be among them; if the stage changes another
+            one, an error is raised, because each device has its own copy.
     """
     flat = standardized(stage.graph.model, inputs)
     stage = _for_shapes(stage, inputs, flat)
@@ -75,9 +79,16 @@ def run_stage(stage: Stage, boundary: Boundary, inputs: Tree, training: bool) ->
         if mask is not None:
             keras_api.set_keras_mask(value, mask)
         values[id(tensor)] = value
-    with own_seeds(graph, stage.cut, stage.index, stage.seeds, flat, training):
+    before = [_current(v) for v in apart]
+    with own_seeds(graph, stage.cut, stage.index, stage.seeds, flat, training) as seeds:
         for node in stage.nodes:
             run_node(node, values, training)
+    for variable, value in zip(apart, before, strict=True):
+        if id(variable) not in seeds and _current(variable) is not value:
+            raise ValueError(
+                f"Stage {stage.index} changes {variable.path!r}, which a stage on another device uses, too. Put both "
+                "stages on one device with `device_mapping`, or use a separate layer in each stage."
+            )
     # Keras would drop these losses when it makes the later calls, if the model ran in one piece. See [Note: losses of
     # calls].
     for layer in stage.later:
@@ -86,6 +97,14 @@ def run_stage(stage: Stage, boundary: Boundary, inputs: Tree, training: bool) ->
         return with_values(graph.outputs, values)
     sent = (values[id(tensor)] for tensor in stage.sends)
     return tuple((value, keras_api.get_keras_mask(value)) for value in sent)
+
+
+def _current(variable: keras.Variable) -> Array:
+    """The value of a variable in the scope that is open."""
+    scope = keras_api.stateless_scope()
+    assert scope is not None
+    value: Array = scope.get_current_value(variable)
+    return value
 
 
 _variants: WeakKeyDictionary[Graph, dict[Any, tuple[Stage, ...]]] = WeakKeyDictionary()

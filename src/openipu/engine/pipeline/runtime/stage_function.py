@@ -19,7 +19,7 @@ from openipu.engine.core.enqueued import Enqueued
 from openipu.engine.core.pipelining import Recompute
 from openipu.engine.core.recomputation import recomputed
 from openipu.engine.core.state import Spot
-from openipu.engine.loop.arrays import is_float
+from openipu.engine.loop.arrays import has_gradient
 from openipu.engine.types import Array, Tree
 
 import jax
@@ -160,20 +160,20 @@ def differentiate(
 
 def differentiable(stage: StageFunction, boundary: Arrays, context: StageContext) -> Callable[..., Any]:
     """The stage as a function of weights and of the floating-point part of its boundary."""
-    others = [None if is_float(a) else a for a in boundary]
+    others = [None if has_gradient(a) else a for a in boundary]
 
     def run(weights: Arrays, floats: Arrays) -> Any:
         out, results = stage.run(weights, _join(floats, others), context)
         if not isinstance(out, list):
             return out, ([], results)
-        return floats_of(out), ([None if is_float(a) else a for a in out], results)
+        return floats_of(out), ([None if has_gradient(a) else a for a in out], results)
 
     return run
 
 
 def floats_of(arrays: Sequence[Any]) -> Arrays:
     """The arrays of a boundary that have gradients."""
-    return [a for a in arrays if is_float(a)]
+    return [a for a in arrays if has_gradient(a)]
 
 
 def _join(floats: Sequence[Any], others: Sequence[Any]) -> Arrays:

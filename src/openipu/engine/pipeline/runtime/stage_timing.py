@@ -18,7 +18,7 @@ from openipu.engine.devices.launching import in_turn
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import STAGE_AXIS
 from openipu.engine.facts.values import MeasuredStages
-from openipu.engine.loop.arrays import as_before, is_float, zeros
+from openipu.engine.loop.arrays import as_before, has_gradient, zeros
 from openipu.engine.loop.compile import compile_program
 from openipu.engine.loop.results import Kept
 from openipu.engine.schedule.actions import Kind, Table
@@ -181,7 +181,7 @@ def _keep(kept: Kept, _m: Array, result: Tree, _active: Array, _metrics: list[Ar
 
 def _stand_in(spec: jax.ShapeDtypeStruct) -> Array:
     """Small positive numbers, none of them so small that a processor takes longer for it; zeros for whole numbers."""
-    if not is_float(spec):
+    if not has_gradient(spec):
         return jnp.zeros(spec.shape, spec.dtype)
     count = lax.broadcasted_iota(jnp.float32, spec.shape, len(spec.shape) - 1) if spec.shape else jnp.float32(1)
     return (0.05 * (1.5 + jnp.sin(count))).astype(spec.dtype)

@@ -31,7 +31,7 @@ from .packing import Buffers, Spec, used
 from .stages_apart import as_twin, check_stages_apart
 from .variable_store import Store, make_store, zero_filled
 
-_TOKEN = re.compile(r"slice(\d+)of")
+_TOKEN = re.compile(r".*_slice(\d+)of")
 """The number of a weight in the name of its stand-in."""
 
 
@@ -297,7 +297,7 @@ def _keys(twin: keras.optimizers.Optimizer, numbers: Sequence[int]) -> list[tupl
     counts: dict[int | None, int] = {}
     keys = []
     for variable in twin.variables:
-        found = _TOKEN.search(variable.path)
+        found = _TOKEN.match(variable.path)  # the last one: users' names may contain another
         owner = int(found[1]) if found else None
         assert owner is None or owner in numbers
         counts[owner] = counts.get(owner, -1) + 1

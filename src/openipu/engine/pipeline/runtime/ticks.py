@@ -18,7 +18,7 @@ from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.enqueued import IN_STAGES, refused
 from openipu.engine.core.pipelining import Recompute
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
-from openipu.engine.loop.arrays import is_float, row
+from openipu.engine.loop.arrays import has_gradient, is_float, row
 from openipu.engine.loop.replica_state import mean_where_changed
 from openipu.engine.schedule.table_arrays import ActionArrays, TableArrays
 from openipu.engine.types import Array, Scalar, Tree
@@ -179,7 +179,7 @@ class Pipeline:
         """The gradients of what a stage sends or, for the last stage, of the loss."""
         if stage == self.last:
             return jnp.ones(())
-        return self.mail.get(mailbox, slot, [spec for spec in self.stages[stage + 1].receives if is_float(spec)])
+        return self.mail.get(mailbox, slot, [spec for spec in self.stages[stage + 1].receives if has_gradient(spec)])
 
     def _add(self, total: Buffers, slots: Sequence[Slot], gradients: Sequence[Array], m: Array, flow: Flow) -> Buffers:
         """The accumulated gradients plus those of micro-batch m."""
@@ -258,7 +258,7 @@ def make_pipeline(
     """
     traced, result = trace_stages(stages, layout, context, None if table.backward is None else recompute)
     boundaries = [stage.receives for stage in traced]
-    gradients = [[spec for spec in specs if is_float(spec)] for specs in boundaries]
+    gradients = [[spec for spec in specs if has_gradient(spec)] for specs in boundaries]
     mail = Mailbox.for_all([*boundaries, *gradients])
     residuals = pack([stage.kept for stage in traced], table.devices)
     pipeline = Pipeline(table, traced, layout.weights, layout.state, mail, residuals, accumulation, layout.replicas)
