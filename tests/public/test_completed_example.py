@@ -82,7 +82,10 @@ def test_the_alias_and_the_defaults(example):
     ("argv", "message"),
     [
         ("--use-ipu --pipelining --ipus 3", "--ipus 3 is not a multiple of the 2 pipeline stages.* Give 2, or 4"),
-        ("--use-ipu --pipelining --gradient-accumulation-count 6", "not a multiple of 4. Use 4 or 8"),
+        (
+            "--use-ipu --pipelining --gradient-accumulation-count 6",
+            "needs a multiple of 4 micro-batches, not 6. Use 4 or 8",
+        ),
         ("--use-ipu --pipelining --schedule Interleaved --gradient-accumulation-count 3", "Use 2 or 4"),
         ("--use-ipu --pipelining --steps-per-execution 20", "20 is not a multiple of the 8 batches.* Give 24"),
         ("--use-ipu --gradient-accumulation-count 4 --steps-per-execution 1", "not a multiple of the 4.* Give 4"),

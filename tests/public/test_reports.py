@@ -163,7 +163,7 @@ def test_two_reports_side_by_side(estimator, tmp_path):
     text = shown.export_text()
     assert "+100.0 %, worse" in text
     assert "-50.0 %, worse" in text
-    assert "effective batch 8 (8 x 1 x 1) -> 2 replica(s)" in text
+    assert "effective batch 8 (8 x 1 x 1) -> 2 replicas" in text
     assert f"predict of model_fn: only in {estimator}" in text
     printed = subprocess.run(
         [sys.executable, "-m", "openipu", "report", str(estimator), str(tmp_path / "b")],

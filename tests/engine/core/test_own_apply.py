@@ -325,7 +325,7 @@ class Totalling(IpuOptimizer):
 
 def test_mistakes() -> None:
     configure(1)
-    with pytest.raises(ValueError, match=r"assigns 1 variable\(s\) that are neither .* `self.add_variable"):
+    with pytest.raises(ValueError, match=r"assigns 1 variable beyond .* `self.add_variable"):
         moved(line(CountsElsewhere(SGD(1.0))), 2)
     with pytest.raises(ValueError, match="has no variables yet"):
         Squares(SGD(1.0)).stateless_apply([], [], [])

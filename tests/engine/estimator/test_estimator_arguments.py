@@ -44,7 +44,11 @@ def options(count):
         ),
         (ValueError, r"asks for 2 devices \(1 replicas times 2 shards\), but `ipu_options` is None", {"num_shards": 2}),
         (TypeError, "`ipu_options` is a dict", {"ipu_options": {}}),
-        (ValueError, "`ordinal` is 2, but only 2 system", {"ipu_options": options([1, 2]), "ordinal": 2}),
+        (
+            ValueError,
+            "`ordinal` is 2, but the configuration has 2 system",
+            {"ipu_options": options([1, 2]), "ordinal": 2},
+        ),
         (
             ValueError,
             r"asks for 4 devices \(2 replicas times 2 shards\), but `ipu_options` configures 2",

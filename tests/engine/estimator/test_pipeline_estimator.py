@@ -355,7 +355,7 @@ DIVIDED = {"replicated_optimizer_state_sharding": True, "offload_weight_update_v
             "Leave `offload_weight_update_variables` out",
             DIVIDED,
         ),
-        (ValueError, r"L = 4, .* \(`gradient_accumulation_count`\)\.$", {"gradient_accumulation_count": 6}),
+        (ValueError, r"multiple of 4 .* \(`gradient_accumulation_count`\)\.$", {"gradient_accumulation_count": 6}),
         (TypeError, "is not a schedule", {"pipeline_schedule": 7}),
         (ValueError, "1 devices are given for 2 stages", {"device_mapping": [0]}),
         (ValueError, "`reduction_method` is 'max'. Give one of SUM", {"reduction_method": "max"}),

@@ -182,7 +182,7 @@ def test_errors_of_loops(one):
         one.run(lambda: ipu.loops.while_loop(lambda: True, lambda x: x, [1.0]))
     with one.scope():
         infeed = ipu.ipu_infeed_queue.IPUInfeedQueue([(np.ones(2), np.ones(2))] * 2)
-    with pytest.raises(TypeError, match=r"1 input\(s\) and 2 from the infeed queue"):
+    with pytest.raises(TypeError, match=r"1 input and 2 from the infeed queue"):
         run(2, lambda x, _: x, [1.0], infeed)
     with pytest.raises(ValueError, match="operation before a value"):
         run(2, lambda x: (None, x), [1.0])
@@ -193,7 +193,7 @@ def test_errors_of_loops(one):
             run(2, body, [first])
     with pytest.raises(TypeError, match=r"returned float32\[2\] for a value that went in as float32\[\]"):
         run(2, lambda x: jnp.stack([x, x]), [1.0])
-    with pytest.raises(TypeError, match=r"returned 2 value\(s\), but `inputs` has 1"):
+    with pytest.raises(TypeError, match=r"returned 2 values, but `inputs` has 1"):
         run(2, lambda x: (x, x), [1.0])
     with pytest.raises(ValueError, match="`n` is -1"):
         run(-1, lambda: None)
