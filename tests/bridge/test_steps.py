@@ -245,6 +245,19 @@ def test_tensorflows_own_functions_for_loops_and_conditions():
     assert float(strategy(1).run(power, args=(2.0, np.int32(9)))) == 100
 
 
+@pytest.mark.parametrize("value", [-1.0, 0.5, 2.0, 7.0])
+def test_cases_and_switches_run_the_branch_that_tensorflow_runs(value):
+    def chosen(x):
+        cases = tf.case([(x > 5.0, lambda: x), (x > 0.0, lambda: -x)], default=lambda: x * 0.0)
+        number = tf.cast(x, tf.int32)
+        last = tf.switch_case(number, [lambda: x, lambda: x + 1.0, lambda: x + 2.0])
+        numbered = tf.switch_case(number, {1: lambda: x * 3.0, 0: lambda: x - 1.0}, default=lambda: x - 2.0)
+        return tf.stack([cases, last, numbered])
+
+    expected = chosen(tf.constant(value))
+    np.testing.assert_allclose(strategy(1).run(tf.function(chosen), args=(np.float32(value),)), expected)
+
+
 def test_gradients_of_values_and_of_gradients():
     @tf.function
     def slopes(x):

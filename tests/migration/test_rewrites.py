@@ -123,6 +123,10 @@ ORDER = {
         "import keras\nimport openipu as ipu\n",
         "import openipu as ipu\nimport keras\n",
     ),
+    "above an import whose second module is TensorFlow": (
+        "import numpy as np, tensorflow as tf\nfrom tensorflow.python import ipu\ntf.data, ipu\n",
+        "import openipu as ipu\nimport numpy as np, tensorflow as tf\ntf.data, ipu\n",
+    ),
     "Keras takes the place of TensorFlow": (
         "from tensorflow.python import ipu\nimport os\nimport tensorflow as tf\ntf.keras.Model(ipu)\n",
         "import openipu as ipu\nimport os\nimport keras\nkeras.Model(ipu)\n",

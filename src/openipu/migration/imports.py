@@ -37,12 +37,13 @@ class NewStatement:
     def modules(self, script: Script) -> tuple[str, ...]:
         """The modules that the new statement loads; relative ones begin with a dot."""
         lines = (script.text(self.statement),) if self.lines is None else self.lines
-        return tuple(_modules_of(line) for line in lines)
+        return tuple(module for line in lines for module in _modules_of(line))
 
 
-def _modules_of(line: str) -> str:
-    found = re.match(r"(?:from|import)\s+([\w.]+)", line)
-    return found[1] if found else ""
+def _modules_of(line: str) -> tuple[str, ...]:
+    if found := re.match(r"from\s+([\w.]+)", line):
+        return (found[1],)
+    return tuple(part.split()[0] for part in re.sub(r"\\\s", " ", line.removeprefix("import")).split(","))
 
 
 def new_statements(script: Script, uses: Findings) -> Iterator[NewStatement]:
@@ -62,7 +63,7 @@ def new_statements(script: Script, uses: Findings) -> Iterator[NewStatement]:
 
 def is_ours(line: str) -> bool:
     """Whether an import statement imports openipu, or something of it."""
-    return _modules_of(line).partition(".")[0] == "openipu"
+    return any(module.partition(".")[0] == "openipu" for module in _modules_of(line))
 
 
 def _star(script: Script, statement: Statement) -> NewStatement:

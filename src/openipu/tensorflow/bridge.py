@@ -39,7 +39,8 @@ NOT_OPERATIONS: Final = frozenset(
         "device", "executing_eagerly", "function", "get_logger", "get_static_value", "init_scope", "load_library",
         "load_op_library", "numpy_function", "py_function", "custom_gradient", "recompute_grad", "no_gradient",
         "grad_pass_through", "type_spec_from_value", "set_seed", "set_random_seed", "as_dtype", "name_scope",
-        "control_dependencies", "get_default_graph", "while_loop", "cond", "range",
+        "control_dependencies", "get_default_graph", "while_loop", "cond", "case", "switch_case",
+        "range",
     }
 )  # fmt: skip
 """Functions that are not operations, and those that control_flow.py replaces."""
@@ -122,6 +123,7 @@ def call(key: str, name: str, original: Function, args: Sequence[Any], kwargs: M
         args: Positional arguments.
         kwargs: Keyword arguments.
     """
+    args, kwargs = jax.tree.map(_known, (tuple(args), dict(kwargs)), is_leaf=lambda a: isinstance(a, keras.Variable))
     if is_symbolic((args, kwargs)):
         return TensorFlowOperation(key, name, original)(*args, **kwargs)
     if key == "print":
@@ -135,6 +137,12 @@ def call(key: str, name: str, original: Function, args: Sequence[Any], kwargs: M
     if own is not None and _accepts(own, arguments):
         return own(**{name: native(value) for name, value in arguments.items()})
     return _in_tensorflow(name, original, args, kwargs)
+
+
+def _known(value: Any) -> Any:
+    """Whole numbers of TensorFlow as those of NumPy, so that they can be part of shapes."""
+    is_known = isinstance(value, tf.Tensor) and value.dtype.is_integer and hasattr(value, "numpy")
+    return _short(value).numpy() if is_known else value
 
 
 def _arguments(original: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,7 +181,7 @@ def _in_tensorflow(name: str, original: Function, args: Sequence[Any], kwargs: M
         f"tf.{name} is computed by TensorFlow inside the program; keras.ops and jax.numpy have faster operations."
     )
     try:
-        return jax2tf.call_tf(compute)(*(native(leaves[place]) for place in places))
+        return _with_conjugates(jax2tf.call_tf(compute))(*(native(leaves[place]) for place in places))
     # TensorFlow and JAX report operations that cannot be compiled in many ways.
     except Exception as error:
         reason = str(error).strip().partition("\n")[0].rstrip(". ")
@@ -181,6 +189,21 @@ def _in_tensorflow(name: str, original: Function, args: Sequence[Any], kwargs: M
             f"tf.{name} cannot be part of a program ({where()}): {reason}. Use an operation of `keras.ops` or "
             "`jax.numpy` in its place, or compute it on the host, for example in the dataset."
         ) from error
+
+
+def _with_conjugates(function: Function) -> Function:
+    """A function whose gradients TensorFlow computes: where they are complex, JAX has their conjugates."""
+    run = jax.custom_vjp(function)
+
+    def backward(transpose: Function, above: Tree) -> Tree:
+        return jax.tree.map(_conjugate, transpose(jax.tree.map(_conjugate, above)))
+
+    run.defvjp(functools.partial(jax.vjp, function), backward)
+    return run
+
+
+def _conjugate(value: Any) -> Any:
+    return jax.numpy.conj(value) if jax.numpy.iscomplexobj(value) else value
 
 
 def _short(tensor: tf.Tensor) -> tf.Tensor:

@@ -1,9 +1,9 @@
-"""`tf.range`, `tf.cond` and `tf.while_loop` in programs."""
+"""`tf.range`, `tf.cond`, `tf.case`, `tf.switch_case` and `tf.while_loop` in programs."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from openipu.engine.program.gradient_marks import resolved
@@ -25,6 +25,8 @@ def install(replacements: Replacements) -> None:
     for module in (tf, tf.compat.v1):
         replacements.put(module, "range", _range(module.range))
         replacements.put(module, "cond", _cond_function(module.cond))
+        replacements.put(module, "case", _case_function(module.case))
+        replacements.put(module, "switch_case", _switch_function(module.switch_case))
         replacements.put(module, "while_loop", _while_function(module.while_loop))
 
 
@@ -59,6 +61,42 @@ def _cond_function(original: Callable[..., Any]) -> Callable[..., Any]:
         return jax.tree.unflatten(structures[-1], found)
 
     return cond
+
+
+def _case_function(original: Callable[..., Any]) -> Callable[..., Any]:
+    def case(
+        pred_fn_pairs: Any, default: Any = None, exclusive: bool = False, strict: bool = False, **name: Any
+    ) -> Any:
+        pairs = list(pred_fn_pairs.items() if isinstance(pred_fn_pairs, dict) else pred_fn_pairs)
+        if not any(is_traced(condition) for condition, _ in pairs):
+            return original(pred_fn_pairs, default, exclusive, strict, **name)
+        return _first_of(pairs, default)
+
+    return case
+
+
+def _switch_function(original: Callable[..., Any]) -> Callable[..., Any]:
+    def switch_case(branch_index: Any, branch_fns: Any, default: Any = None, **name: Any) -> Any:
+        if not is_traced(branch_index):
+            return original(branch_index, branch_fns, default, **name)
+        branches = list(branch_fns.items() if isinstance(branch_fns, dict) else branch_fns)
+        numbered = list(enumerate(branches)) if callable(branches[0]) else branches
+        index = native(branch_index)
+        pairs = [(index == number, function) for number, function in sorted(numbered, key=lambda pair: pair[0])]
+        return _first_of(pairs, default)
+
+    return switch_case
+
+
+def _first_of(pairs: Sequence[tuple[Any, Callable[[], Any]]], default: Callable[[], Any] | None) -> Any:
+    """What the function next to the first condition that holds returns. Without a default, it is the last one."""
+    if not pairs:
+        assert default is not None
+        return default()
+    (condition, function), *others = pairs
+    if default is None and not others:
+        return function()
+    return tf.cond(condition, function, lambda: _first_of(others, default))
 
 
 def _while_function(original: Callable[..., Any]) -> Callable[..., Any]:

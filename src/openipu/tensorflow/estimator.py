@@ -24,7 +24,8 @@ import keras
 import tensorflow as tf
 
 from . import learning_rates
-from .native import Tensor, native
+from .elementwise import Tensor
+from .native import native
 from .native_nn import cross_entropy, sparse_cross_entropy
 from .replacements import Replacements
 from .values import where

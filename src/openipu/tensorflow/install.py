@@ -38,14 +38,15 @@ def install() -> None:
             functions,
             gradient_tape,
             idioms,
+            keras_backend,
             model_steps,
             shapes,
             values,
         )
 
         for part in (
-            idioms, datasets, values, shapes, bridge, gradient_tape, control_flow, control_functions, functions,
-            converted_calls, model_steps, checkpoints, estimator,
+            idioms, keras_backend, datasets, values, shapes, bridge, gradient_tape, control_flow, control_functions,
+            functions, converted_calls, model_steps, checkpoints, estimator,
         ):  # fmt: skip
             part.install(replacements)
         _replacements = replacements

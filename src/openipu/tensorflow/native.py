@@ -16,12 +16,13 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 from jax import lax, nn
-from jax.scipy import special
+
+from . import elementwise
+from .elementwise import Tensor, alike, maximum, minimum
+from .values import where
 
 Native = Callable[..., Any]
 Axis = int | Sequence[int] | None
-Tensor = Any
-"""An array of JAX or NumPy, a number, or a list of them."""
 Shape = Any
 """Whole numbers: in a list, a tuple or an array."""
 DType = Any
@@ -45,7 +46,7 @@ def _all_values(function: Native) -> Native:
     """A function whose arguments have many names in TensorFlow but are all arrays."""
 
     def call(**values: Tensor) -> Any:
-        return function(*(jnp.asarray(v) if isinstance(v, list | tuple) else v for v in values.values()))
+        return function(*alike(*values.values()))
 
     call.__signature__ = None  # type: ignore[attr-defined]
     return call
@@ -65,45 +66,8 @@ def _axis(axis: Axis) -> int | tuple[int, ...] | None:
     return int(found) if not found.ndim else tuple(map(int, found))
 
 
-def _mean(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    """The mean. Of whole numbers, TensorFlow adds up 64 bits, and rounds the result towards zero."""
-    if not jnp.issubdtype(x.dtype, jnp.integer):
-        return jnp.mean(x, axis=axis, keepdims=keepdims)
-    with jax.enable_x64(True):
-        total = jnp.sum(x, axis=axis, keepdims=keepdims, dtype=jnp.int64)
-        return lax.div(total, jnp.full_like(total, x.size // max(total.size, 1))).astype(x.dtype)
-
-
-def _divide_no_nan(x: Tensor, y: Tensor) -> Tensor:
-    y = jnp.asarray(y)
-    return jnp.where(y == 0, 0, x / jnp.where(y == 0, 1, y))
-
-
-_ELEMENTWISE: Final[dict[str, Native]] = {
-    "abs": jnp.abs, "acos": jnp.arccos, "acosh": jnp.arccosh, "add": jnp.add, "asin": jnp.arcsin,
-    "asinh": jnp.arcsinh, "atan": jnp.arctan, "atan2": jnp.arctan2, "atanh": jnp.arctanh, "ceil": jnp.ceil,
-    "cos": jnp.cos, "cosh": jnp.cosh, "digamma": special.digamma, "divide": jnp.true_divide,
-    "divide_no_nan": _divide_no_nan, "elu": nn.elu, "equal": jnp.equal, "erf": special.erf, "exp": jnp.exp,
-    "expm1": jnp.expm1, "floor": jnp.floor, "floordiv": jnp.floor_divide, "floormod": jnp.mod,
-    "greater": jnp.greater, "greater_equal": jnp.greater_equal, "identity": jnp.asarray, "is_finite": jnp.isfinite,
-    "is_inf": jnp.isinf, "is_nan": jnp.isnan, "less": jnp.less, "less_equal": jnp.less_equal,
-    "lgamma": special.gammaln, "log": jnp.log, "log1p": jnp.log1p, "log_sigmoid": nn.log_sigmoid,
-    "logical_and": jnp.logical_and, "logical_not": jnp.logical_not, "logical_or": jnp.logical_or,
-    "logical_xor": jnp.logical_xor, "maximum": jnp.maximum, "minimum": jnp.minimum, "mod": jnp.mod,
-    "multiply": jnp.multiply, "negative": jnp.negative, "not_equal": jnp.not_equal, "pow": jnp.power,
-    "reciprocal": jnp.reciprocal, "relu": nn.relu, "relu6": nn.relu6, "round": jnp.round, "rsqrt": lax.rsqrt,
-    "selu": nn.selu, "sigmoid": nn.sigmoid, "sign": jnp.sign, "sin": jnp.sin, "sinh": jnp.sinh,
-    "softplus": nn.softplus, "softsign": nn.soft_sign, "sqrt": jnp.sqrt, "square": jnp.square,
-    "squared_difference": lambda x, y: jnp.square(jnp.subtract(x, y)), "stop_gradient": lax.stop_gradient,
-    "subtract": jnp.subtract, "tan": jnp.tan, "tanh": jnp.tanh, "truediv": jnp.true_divide,
-}  # fmt: skip
-TABLE.update({name: _all_values(function) for name, function in _ELEMENTWISE.items()})
-_REDUCTIONS: Final[dict[str, Native]] = {
-    "reduce_all": jnp.all, "reduce_any": jnp.any, "reduce_logsumexp": special.logsumexp, "reduce_max": jnp.max,
-    "reduce_mean": _mean, "reduce_min": jnp.min, "reduce_prod": jnp.prod, "reduce_std": jnp.std,
-    "reduce_sum": jnp.sum, "reduce_variance": jnp.var,
-}  # fmt: skip
-TABLE.update({name: _reduction(function) for name, function in _REDUCTIONS.items()})
+TABLE.update({name: _all_values(function) for name, function in elementwise.TABLE.items()})
+TABLE.update({name: _reduction(function) for name, function in elementwise.REDUCTIONS.items()})
 
 
 # --- shapes and types ------------------------------------------------------------------------------------------------
@@ -202,8 +166,8 @@ def _split(
     value: Tensor, num_or_size_splits: int | Sequence[int], axis: int = 0, num: int | None = None
 ) -> list[Tensor]:
     del num
-    if isinstance(num_or_size_splits, int):
-        return jnp.split(value, num_or_size_splits, int(axis))
+    if np.ndim(num_or_size_splits) == 0:
+        return jnp.split(value, int(num_or_size_splits), int(axis))  # type: ignore[arg-type]
     sizes, whole = list(dims(num_or_size_splits)), np.shape(value)[axis]
     if -1 in sizes:
         sizes[sizes.index(-1)] = whole - sum(sizes) - 1
@@ -225,13 +189,31 @@ def _pad(tensor: Tensor, paddings: Tensor, mode: str = "CONSTANT", constant_valu
 
 @native("slice")
 def _slice(input_: Tensor, begin: Shape, size: Shape) -> Tensor:
-    sizes = [n if n >= 0 else whole for n, whole in zip(dims(size), np.shape(input_), strict=True)]
+    starts = list(begin) if isinstance(begin, list | tuple) else begin
     try:
-        starts = dims(begin)
+        starts = list(dims(begin))
     except (TypeError, jax.errors.ConcretizationTypeError):
-        return lax.dynamic_slice(input_, list(begin), sizes)
-    ends = [min(start + n, whole) for start, n, whole in zip(starts, sizes, np.shape(input_), strict=True)]
+        return _slice_at(input_, starts, dims(size))
+    lengths = np.shape(input_)
+    ends = [
+        min(start + n, whole) if n >= 0 else whole for start, n, whole in zip(starts, dims(size), lengths, strict=True)
+    ]
     return lax.slice(input_, starts, ends)
+
+
+def _slice_at(tensor: Tensor, begin: Sequence[Tensor] | jax.Array, size: Sequence[int]) -> Tensor:
+    """A slice that begins where the program says, whose size must be known."""
+    starts, sizes = list(begin), list(size)
+    for axis, (start, n, whole) in enumerate(zip(starts, sizes, np.shape(tensor), strict=True)):
+        if n >= 0:
+            continue
+        if isinstance(start, jax.core.Tracer):
+            raise NotImplementedError(
+                f"`tf.slice` is given a size of -1 for axis {axis}, and computes where it begins ({where()}). The size "
+                "of a value of a program cannot depend on what it computes. Give the size as a number."
+            )
+        sizes[axis] = whole - int(start)
+    return lax.dynamic_slice(tensor, [jnp.asarray(start, jnp.int32) for start in starts], sizes)
 
 
 @native("broadcast_to")
@@ -276,7 +258,7 @@ def _eye(num_rows: int, num_columns: int | None = None, dtype: DType = "float32"
 
 @native("where")
 def _where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    return jnp.where(jnp.asarray(condition), jnp.asarray(x), jnp.asarray(y))
+    return jnp.where(jnp.asarray(condition), *map(jnp.asarray, alike(x, y)))
 
 
 @native("one_hot")
@@ -330,8 +312,10 @@ def _tensordot(a: Tensor, b: Tensor, axes: int | Sequence[int] | Sequence[Sequen
 @native("cumsum")
 def _cumsum(x: Tensor, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Tensor:
     x = jnp.flip(x, axis) if reverse else jnp.asarray(x)
+    if exclusive:
+        widths = [(1, -1, 0) if i == axis % x.ndim else (0, 0, 0) for i in range(x.ndim)]
+        x = lax.pad(x, jnp.zeros((), x.dtype), widths)
     total = jnp.cumsum(x, axis)
-    total = total - x if exclusive else total
     return jnp.flip(total, axis) if reverse else total
 
 
@@ -347,13 +331,15 @@ def _embedding_lookup(params: Tensor, ids: Tensor) -> Tensor:
 
 @native("clip_by_value")
 def _clip_by_value(t: Tensor, clip_value_min: Tensor, clip_value_max: Tensor) -> Tensor:
-    return jnp.clip(t, clip_value_min, clip_value_max)
+    t, least, most = alike(t, clip_value_min, clip_value_max)
+    return maximum(minimum(t, most), least)
 
 
 @native("clip_by_norm")
-def _clip_by_norm(t: Tensor, clip_norm: Tensor) -> Tensor:
-    norm = jnp.sqrt(jnp.sum(jnp.square(t)))
-    return t * clip_norm / jnp.maximum(norm, clip_norm)
+def _clip_by_norm(t: Tensor, clip_norm: Tensor, axes: Axis = None) -> Tensor:
+    square = jnp.sum(jnp.square(t), axis=_axis(axes), keepdims=True)
+    norm = jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), square)
+    return t * clip_norm / maximum(norm, clip_norm)
 
 
 @native("global_norm")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from openipu import _validate as validate
 from openipu.engine.program.random_numbers import program_seeds
@@ -14,7 +15,8 @@ import keras
 import numpy as np
 from jax import nn
 
-from .native import Axis, DType, Shape, Tensor, dims, native, short
+from .elementwise import Tensor, alike, leaky_relu
+from .native import Axis, DType, Shape, dims, native, short
 from .values import where
 
 
@@ -30,7 +32,7 @@ def _log_softmax(logits: Tensor, axis: int | None = None) -> Tensor:
 
 @native("leaky_relu")
 def _leaky_relu(features: Tensor, alpha: float = 0.2) -> Tensor:
-    return nn.leaky_relu(features, alpha)
+    return leaky_relu(features, alpha)
 
 
 @native("gelu")
@@ -71,19 +73,21 @@ def _moments(x: Tensor, axes: Axis, shift: None = None, keepdims: bool = False) 
 @native("softmax_cross_entropy_with_logits")
 def cross_entropy(labels: Tensor, logits: Tensor, axis: int = -1) -> Tensor:
     """The cross entropy of each row, for labels that are chances."""
+    labels, logits = alike(labels, logits)
     return -jnp.sum(labels * nn.log_softmax(logits, axis), axis)
 
 
 @native("sparse_softmax_cross_entropy_with_logits")
 def sparse_cross_entropy(labels: Tensor, logits: Tensor) -> Tensor:
     """The cross entropy of each row, for labels that are classes."""
-    chances = nn.log_softmax(logits, -1)
-    return -jnp.squeeze(jnp.take_along_axis(chances, jnp.expand_dims(labels, -1), -1), -1)
+    chances = nn.log_softmax(jnp.asarray(logits), -1)
+    return -jnp.squeeze(jnp.take_along_axis(chances, jnp.expand_dims(jnp.asarray(labels), -1), -1), -1)
 
 
 @native("sigmoid_cross_entropy_with_logits")
 def _sigmoid_cross_entropy(labels: Tensor, logits: Tensor) -> Tensor:
-    return nn.relu(logits) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+    labels, logits = alike(labels, logits)
+    return nn.softplus(logits) - logits * labels
 
 
 @native("conv2d")
@@ -91,12 +95,13 @@ def _conv2d(
     input: Tensor,
     filters: Tensor,
     strides: int | Sequence[int],
-    padding: str,
+    padding: str | Sequence[Sequence[int]],
     data_format: str = "NHWC",
     dilations: int | Sequence[int] | None = None,
 ) -> Tensor:
+    widths = padding if isinstance(padding, str) else _spatial(np.asarray(padding).tolist(), data_format)
     return jax.lax.conv_general_dilated(
-        jnp.asarray(input), jnp.asarray(filters), _spatial(strides, data_format), padding,
+        jnp.asarray(input), jnp.asarray(filters), _spatial(strides, data_format), widths,
         rhs_dilation=_spatial(1 if dilations is None else dilations, data_format),
         dimension_numbers=(data_format, "HWIO", data_format),
     )  # fmt: skip
@@ -136,8 +141,8 @@ def _pooled(
     return pool(input, _spatial(ksize, data_format), _spatial(strides, data_format), padding.lower(), layout)
 
 
-def _spatial(sizes: int | Sequence[int], data_format: str) -> tuple[int, int]:
-    """Height and width of a window that may be given with entries for batch and channels."""
+def _spatial(sizes: Any, data_format: str) -> tuple[Any, Any]:
+    """Height and width of a window, or its paddings, that may be given with entries for batch and channels."""
     if isinstance(sizes, int):
         return sizes, sizes
     if len(sizes) == 4:

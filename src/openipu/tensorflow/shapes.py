@@ -9,7 +9,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 import jax
 import keras
@@ -17,6 +17,9 @@ import tensorflow as tf
 
 from .replacements import Replacements
 from .values import LIBRARIES, array_class
+
+_LEGACY: Final = "keras.src.legacy.backend"
+"""A module of Keras that takes the shapes it reads for TensorFlow's."""
 
 
 class Shape(tuple[int | None, ...]):
@@ -43,6 +46,16 @@ class Shape(tuple[int | None, ...]):
     def is_fully_defined(self) -> bool:
         """Whether all sizes are known."""
         return None not in self
+
+    def is_compatible_with(self, other: Any) -> bool:
+        """Whether both could be the shape of one array."""
+        pairs = zip(self, other, strict=False)
+        return len(self) == len(other) and all(one == two or None in (one, two) for one, two in pairs)
+
+    def assert_is_compatible_with(self, other: Any) -> None:
+        """Raise if no array can have both shapes."""
+        if not self.is_compatible_with(other):
+            raise ValueError(f"Shapes {tuple(self)} and {tuple(other)} are incompatible")
 
     def num_elements(self) -> int | None:
         """The number of elements; None if it is not known."""
@@ -76,7 +89,7 @@ def _by_reader(original: property) -> property:
     def shape(value: object) -> tuple[int | None, ...]:
         found = read(value)
         reader = sys._getframe(1).f_globals.get("__name__", "")
-        return found if reader.partition(".")[0] in LIBRARIES else Shape(found)
+        return found if reader.partition(".")[0] in LIBRARIES and reader != _LEGACY else Shape(found)
 
     return property(shape, original.fset)
 

@@ -16,12 +16,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from .elementwise import as_array
 from .replacements import Replacements
 
 _OPERATORS: Final = (
     "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lt", "le", "gt", "ge", "eq", "ne", "and",
     "or", "xor",
 )  # fmt: skip
+_WITH_LISTS: Final = (
+    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "pow",
+    "rpow", "matmul", "rmatmul", "lt", "le", "gt", "ge",
+)  # fmt: skip
+"""Operators of arrays that take lists for arrays."""
 LIBRARIES: Final = frozenset(
     {
         "openipu", "tensorflow", "keras", "keras_hub", "jax", "jaxlib", "numpy", "optree", "orbax", "importlib",
@@ -111,12 +117,15 @@ def where() -> str:
 
 
 def install(replacements: Replacements) -> None:
-    """Let tensors and arrays meet in arithmetic, and let arrays answer to `numpy()`."""
+    """Let tensors, arrays and lists meet in arithmetic, and let arrays answer to `numpy()`."""
     replacements.put(tf.Tensor, "__jax_array__", _as_array)
     replacements.put(tf.DType, "dtype", property(lambda dtype: np.dtype(dtype.as_numpy_dtype)))
     for name in _OPERATORS:
         method = f"__{name}__"
         replacements.put(tf.Tensor, method, _deferring(getattr(tf.Tensor, method)))
+    for kind in (jax.core.Tracer, array_class(), keras.KerasTensor):
+        for name in _WITH_LISTS:
+            replacements.put(kind, f"__{name}__", _with_lists(getattr(kind, f"__{name}__")))
     replacements.put(array_class(), "numpy", lambda array: np.asarray(array))  # noqa: PLW0108 - binds self
 
 
@@ -145,3 +154,18 @@ def _deferring(original: Callable[..., Any]) -> Callable[..., Any]:
         return NotImplemented
 
     return operator
+
+
+def _with_lists(original: Callable[..., Any]) -> Any:
+    """An operator of arrays that takes a list of numbers for an array.
+
+    The dispatch is Python's own, whose lines JAX leaves out when it says where a script computes something.
+    """
+
+    def operator(self: Any, other: list[Any] | tuple[Any, ...]) -> Any:
+        return original(self, as_array(native(other), self.dtype))
+
+    method: Any = functools.singledispatchmethod(original)
+    for kind in (list, tuple):
+        method.register(kind, operator)
+    return method
