@@ -42,10 +42,12 @@ def names_of(model: keras.Model, owners: State) -> Names:
 
 def _optimizer_name(optimizer: Any, owners: State) -> str:
     """The class of an optimizer, and what it keeps: `SGD (iteration, learning_rate, momentum)`."""
-    weights = sorted((v.path.replace("/", "_") for v in owners.trainable), key=len, reverse=True)
+    known = [*owners.trainable, *owners.non_trainable]
+    weights = sorted((v.path.replace("/", "_") for v in known), key=len, reverse=True)
 
     def kind(slot: str) -> str:
-        return next((slot.removeprefix(f"{weight}_") for weight in weights if slot.startswith(f"{weight}_")), slot)
+        of_weight = (slot.removeprefix(f"{weight}_") for weight in weights if slot.startswith(f"{weight}_"))
+        return next(of_weight, re.sub(r"_\d+", "", slot))
 
     kinds = dict.fromkeys(kind(v.name) for v in optimizer.variables)
     return f"{type(list(chain(optimizer))[-1]).__name__} ({', '.join(kinds)})"
