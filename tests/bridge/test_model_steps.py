@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import openipu as ipu
@@ -117,6 +118,29 @@ def keras_own_step() -> type[Chain]:
     return Model
 
 
+def decorated_step() -> type[Chain]:
+    def watched(step):
+        @functools.wraps(step)
+        def run(*args, **kwargs):
+            return step(*args, **kwargs)
+
+        return run
+
+    class Model(Chain):
+        @watched
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                y_pred = self(x, training=True)
+                loss = self.compute_loss(x, y, y_pred)
+            gradients = tape.gradient(loss, self.trainable_weights)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+            self.compiled_metrics.update_state(y, y_pred)
+            return {m.name: m.result() for m in self.metrics}
+
+    return Model
+
+
 def trained(
     kind: type[Chain], replicas: int | None, batch: int, strength: int = 1, scale: int = 0, **options: Any
 ) -> tuple[dict[str, list[float]], list[np.ndarray], dict[str, float]]:
@@ -152,7 +176,7 @@ def plain() -> Any:
     return trained(Chain, None, 8)
 
 
-@pytest.mark.parametrize("kind", [compiled_parts, computed_loss, keras_own_step])
+@pytest.mark.parametrize("kind", [compiled_parts, computed_loss, keras_own_step, decorated_step])
 def test_one_device_gives_the_numbers_of_plain_keras(kind, plain):
     check_equal(trained(kind(), 1, 8, steps_per_execution=3), plain)
 

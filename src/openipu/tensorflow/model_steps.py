@@ -66,7 +66,7 @@ def translate(cls: type[keras.Model]) -> None:
     for mode in MODES:
         found: Any = inspect.getattr_static(cls, f"{mode}_step")
         step = getattr(found, "python_function", found)  # of a `tf.function`
-        if inspect.isfunction(step) and step not in _translated and takes_data_alone(step):
+        if inspect.isfunction(step) and step not in _translated and takes_data_alone(inspect.unwrap(step)):
             setattr(cls, f"{mode}_step", _stateless(mode, step))
 
 

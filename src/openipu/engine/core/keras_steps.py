@@ -65,7 +65,10 @@ def _own_step(model: keras.Model, mode: Mode, replicas: Replicas, options: Optio
 
 
 def takes_data_alone(step: Callable[..., Any]) -> bool:
-    """Whether a step is written in TensorFlow's style: it changes the model, and is not given its state."""
+    """Whether a step is written in TensorFlow's style: it changes the model, and is not given its state.
+
+    A decorator may turn such a step into one of Keras' own style, so it is the decorated function that counts.
+    """
     parameters = list(inspect.signature(step, follow_wrapped=False).parameters.values())
     return len(parameters) == 2 and parameters[1].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
 
