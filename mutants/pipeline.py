@@ -267,7 +267,7 @@ BUILD = [
     ),
     mutant(
         "complex-numbers-between-stages-have-no-gradient",
-        "engine/loop/arrays.py",
+        "engine/shapes.py",
         "jnp.issubdtype(array.dtype, jnp.inexact)",
         "jnp.issubdtype(array.dtype, jnp.floating)",
         "engine/pipeline/test_state_apart.py::test_complex_numbers_between_stages",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from openipu.engine.shapes import has_gradient
 from openipu.engine.types import Array
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 Counts = Callable[[Var | Literal], bool]
@@ -77,4 +77,4 @@ def _is_variable(variable: Var | Literal) -> bool:
 def _has_gradient(variable: Var | Literal) -> bool:
     """Whether a gradient can flow through the variable."""
     aval: Any = variable.aval
-    return _is_variable(variable) and bool(jnp.issubdtype(aval.dtype, jnp.inexact))
+    return _is_variable(variable) and has_gradient(aval)

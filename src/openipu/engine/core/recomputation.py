@@ -12,6 +12,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+from openipu.engine.shapes import has_gradient
 from openipu.engine.types import Array
 
 import jax
@@ -96,7 +97,7 @@ def _again(part: ClosedJaxpr, platform: str) -> Callable[..., _Arrays]:
     if platform != "cpu":
         checkpointed: Callable[..., _Arrays] = jax.checkpoint(function)
         return checkpointed
-    float_in, float_out = ([_is_float(v) for v in side] for side in (part.jaxpr.invars, part.jaxpr.outvars))
+    float_in, float_out = ([has_gradient(v.aval) for v in side] for side in (part.jaxpr.invars, part.jaxpr.outvars))
 
     def separated(floats: _Arrays, others: _Arrays) -> tuple[_Arrays, _Arrays]:
         return _divide(function(*_merge(floats, others, float_in)), float_out)
@@ -127,11 +128,6 @@ def _in_branch(part: _Part) -> _Part:
     run = jax.custom_vjp(part)
     run.defvjp(forward, backward)
     return run
-
-
-def _is_float(variable: Var | Literal) -> bool:
-    aval: Any = variable.aval
-    return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
 
 
 def _divide(arrays: _Arrays, float_: list[bool]) -> tuple[_Arrays, _Arrays]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
+from openipu.engine.shapes import HasDtype
 from openipu.engine.types import Array, Tree
 
 import jax
@@ -46,19 +45,6 @@ def zeros(shapes: Tree, rows: int | None = None) -> Tree:
 def as_before(new: Tree, old: Tree) -> Tree:
     """`new` in the dtypes of `old`. Keras variables convert like this on assignment, and loops need it."""
     return jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), new, old)
-
-
-class HasDtype(Protocol):
-    """An array, or the description of one."""
-
-    @property
-    def dtype(self) -> Any:
-        """The type of its elements."""
-
-
-def has_gradient(array: HasDtype) -> bool:
-    """Whether a gradient can flow through an array: floating-point and complex numbers."""
-    return bool(jnp.issubdtype(array.dtype, jnp.inexact))
 
 
 def is_float(array: HasDtype) -> bool:

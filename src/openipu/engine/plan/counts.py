@@ -17,7 +17,7 @@ from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import Replicas
 from openipu.engine.keras_compat.api import overrides
 from openipu.engine.keras_compat.patches import tracing
-from openipu.engine.loop.arrays import has_gradient, rows_of
+from openipu.engine.loop.arrays import rows_of
 from openipu.engine.pipeline.build.assemble import ModelInStages, StageVariables
 from openipu.engine.pipeline.build.keras_stages import stages_of_keras_model
 from openipu.engine.pipeline.partition.assignment import stages_of_model
@@ -28,7 +28,7 @@ from openipu.engine.pipeline.runtime.stage_function import Arrays, StageContext,
 from openipu.engine.pipeline.runtime.stage_layout import StageLayout
 from openipu.engine.pipeline.runtime.traced_stages import TracedStage, trace_stages
 from openipu.engine.pipeline.runtime.variable_store import make_store, zero_filled
-from openipu.engine.shapes import specs_of
+from openipu.engine.shapes import has_gradient, specs_of
 from openipu.engine.types import Tree
 
 import jax

@@ -19,7 +19,7 @@ from openipu.engine.core.enqueued import Enqueued
 from openipu.engine.core.pipelining import Recompute
 from openipu.engine.core.recomputation import recomputed
 from openipu.engine.core.state import Spot
-from openipu.engine.loop.arrays import has_gradient
+from openipu.engine.shapes import has_gradient
 from openipu.engine.types import Array, Tree
 
 import jax
@@ -159,7 +159,7 @@ def differentiate(
 
 
 def differentiable(stage: StageFunction, boundary: Arrays, context: StageContext) -> Callable[..., Any]:
-    """The stage as a function of weights and of the floating-point part of its boundary."""
+    """The stage as a function of weights and of that part of its boundary that has gradients."""
     others = [None if has_gradient(a) else a for a in boundary]
 
     def run(weights: Arrays, floats: Arrays) -> Any:

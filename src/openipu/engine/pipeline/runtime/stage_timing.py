@@ -18,12 +18,13 @@ from openipu.engine.devices.launching import in_turn
 from openipu.engine.devices.placement import Placement
 from openipu.engine.devices.replicas import STAGE_AXIS
 from openipu.engine.facts.values import MeasuredStages
-from openipu.engine.loop.arrays import as_before, has_gradient, zeros
+from openipu.engine.loop.arrays import as_before, zeros
 from openipu.engine.loop.compile import compile_program
 from openipu.engine.loop.results import Kept
 from openipu.engine.schedule.actions import Kind, Table
 from openipu.engine.schedule.measures import StageCosts, bubble, total_time
 from openipu.engine.schedule.table_arrays import NONE, ActionArrays, TableArrays
+from openipu.engine.shapes import has_gradient
 from openipu.engine.types import Array, Tree
 
 import jax

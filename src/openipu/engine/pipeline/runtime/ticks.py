@@ -18,9 +18,10 @@ from openipu.engine.core.accumulation import Accumulation
 from openipu.engine.core.enqueued import IN_STAGES, refused
 from openipu.engine.core.pipelining import Recompute
 from openipu.engine.devices.replicas import STAGE_AXIS, Replicas
-from openipu.engine.loop.arrays import has_gradient, is_float, row
+from openipu.engine.loop.arrays import is_float, row
 from openipu.engine.loop.replica_state import mean_where_changed
 from openipu.engine.schedule.table_arrays import ActionArrays, TableArrays
+from openipu.engine.shapes import has_gradient
 from openipu.engine.types import Array, Scalar, Tree
 
 import jax
